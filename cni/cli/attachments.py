@@ -49,15 +49,12 @@ def told(options: argparse.Namespace, *further: str) -> str:
 
 def _run(options: argparse.Namespace) -> None:
     attachments = [a for a in found(directory=options.state_dir) if is_chosen(options, a)]
+    rows = []
+    for one in attachments:
+        netns = one["netns"] + ("" if one["alive"] else " (gone)")
+        if one["pending"]:
+            netns = f"release pending in {one['pending']}"
+        addresses = ", ".join(map(str, one["addresses"]))
+        rows.append((one["network"], one["ifname"], one["pod"], addresses, netns, one["containerID"][:12]))
     empty = f"no attachment{told(options)} in {options.state_dir}"
-    rows = map(_row, attachments)
     output.show_table(options.output, attachments, COLUMNS, rows, "containerID", empty=empty, least=LEAST)
-
-
-def _row(attachment: dict[str, Any]) -> tuple[object, ...]:
-    addresses = ", ".join(str(a) for a in attachment["addresses"])
-    netns = attachment["netns"] + ("" if attachment["alive"] else " (gone)")
-    if attachment["pending"]:
-        netns = f"release pending in {attachment['pending']}"
-    where = attachment["network"], attachment["ifname"], attachment["pod"]
-    return (*where, addresses, netns, attachment["containerID"][:12])

@@ -106,7 +106,9 @@ def _status(options: argparse.Namespace) -> int:
     found = _ask_all(options, present)
     found += [_faulty(name, "no agent has this node") for name in sorted(nodes - agents.keys())]
     found += [_faulty(name, lease_rules.AGENT_LIVES.format(name)) for name in sorted(_deleted(options, nodes))]
-    claims = _claims(options)
+    listed = _readable(options, "resourceclaims.resource.k8s.io", "--all-namespaces")  # a server before 1.34 has none
+    given = [value_at(claim, "status", "allocation", "devices", "results") or () for claim in listed]
+    claims = Counter(node for results in given for node in {d["pool"] for d in results if d["driver"] == DRIVER})
     for one in found:
         one["claims"] = claims[one["node"]]
     has_claims = any(one["claims"] for one in found)
@@ -131,13 +133,6 @@ def _deleted(options: argparse.Namespace, nodes: set[str]) -> set[str]:
     """The names of nodes that have an agent's Lease but are not in `nodes`."""
     leases = _readable(options, "leases.coordination.k8s.io", f"--namespace={silence.NAMESPACE}")
     return set(silence.nodes_of(leases)) - nodes
-
-
-def _claims(options: argparse.Namespace) -> Counter[str]:
-    """The number of ResourceClaims with devices of `railcni dra`, by node."""
-    claims = _readable(options, "resourceclaims.resource.k8s.io", "--all-namespaces")  # a server before 1.34 has none
-    given = [value_at(claim, "status", "allocation", "devices", "results") or () for claim in claims]
-    return Counter(node for results in given for node in {d["pool"] for d in results if d["driver"] == DRIVER})
 
 
 def _answer(

@@ -168,7 +168,9 @@ def _refuse_held(options: argparse.Namespace, found: Installation, folder: Folde
 
 def _reason(record: dict[str, Any], alive: bool, remaining: Collection[str]) -> str:
     """Why only railcni can detach the attachment of `record`; "" if another plugin can, or nothing is left to detach."""
-    plugin, network_type = record.get("plugin", ""), _type(record.get("config"))
+    plugin, network_type = record.get("plugin", ""), ""
+    with suppress(TypeError, ValueError, AttributeError):  # without a configuration, or a damaged one
+        network_type = str(json.loads(record.get("config", "")).get("type", ""))
     if plugin in plugins.LINK_PLUGINS and (reason := plugins.named(plugin).ONLY_OURS):
         return reason  # also of a device that came back from a gone namespace: only the record has its former name
     if not alive:
@@ -181,12 +183,6 @@ def _reason(record: dict[str, Any], alive: bool, remaining: Collection[str]) -> 
     is_shared = isinstance(store, dict) and store.get("kind") == "kubernetes"  # in the pools of whereabouts
     if record.get("addresses") and not ("whereabouts" in remaining and is_shared):
         return f"{', '.join(map(str, record['addresses']))} would be given to others too"
-    return ""
-
-
-def _type(config: Any) -> str:
-    with suppress(TypeError, ValueError, AttributeError):
-        return str(json.loads(config).get("type", ""))
     return ""
 
 

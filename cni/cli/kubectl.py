@@ -182,18 +182,14 @@ def _delete(options: argparse.Namespace, names: Sequence[str], place: str) -> No
 def access(options: argparse.Namespace) -> Iterator[str]:
     """Yield the path of a temporary kubeconfig with kubectl's access to the cluster, for other clients."""
     found = read(options, "config", "view", "--raw", "--minify", "--flatten")
-    for user in found.get("users") or ():
-        _find_files(user["user"], options.kubeconfig)
+    # kubectl leaves the paths of a user's files relative to the folder of their kubeconfig
+    given = options.kubeconfig or os.environ.get("KUBECONFIG") or os.path.expanduser("~/.kube/config")
+    folders = [os.path.dirname(os.path.abspath(path)) for path in given.split(":") if path]
+    for user in (one["user"] for one in found.get("users") or ()):
+        for place, key in ((user, "tokenFile"), (user.get("exec") or {}, "command")):
+            name = place.get(key) or ""
+            if name and (key == "tokenFile" or "/" in name):  # a command without a slash is on PATH
+                place[key] = next(filter(os.path.exists, (os.path.join(folder, name) for folder in folders)), name)
     with tempfile.TemporaryDirectory(prefix="railcni-") as folder:  # of mode 0700
         files.write_whole(folder, "kubeconfig", json.dumps(found).encode())
         yield f"{folder}/kubeconfig"
-
-
-def _find_files(user: dict[str, Any], kubeconfig: str) -> None:
-    """Make the paths of a user's files absolute: kubectl leaves them relative to the folder of their kubeconfig."""
-    given = kubeconfig or os.environ.get("KUBECONFIG") or os.path.expanduser("~/.kube/config")
-    folders = [os.path.dirname(os.path.abspath(path)) for path in given.split(":") if path]
-    for place, key in ((user, "tokenFile"), (user.get("exec") or {}, "command")):
-        name = place.get(key) or ""
-        if name and (key == "tokenFile" or "/" in name):  # a command without a slash is on PATH
-            place[key] = next(filter(os.path.exists, (os.path.join(folder, name) for folder in folders)), name)

@@ -214,7 +214,10 @@ class _Test:
         told: dict[str, Any] = next((one for one in json.loads(texts) if one["name"] == network), {})
         pod.node, pod.ifname, pod.addresses = spec.get("nodeName", ""), told.get("interface", ""), told.get("ips") or ()
         if why:
-            said = "; ".join(filter(None, (why, status.get("message"), self._last_event(pod))))
+            how = (f"--field-selector=involvedObject.name={pod.name}", "--sort-by=.metadata.creationTimestamp")
+            events = kubectl.read(self._options, "get", "events", self._place, *how)["items"]
+            last = events[-1].get("message") if events else ""  # from the scheduler, kubelet or Multus
+            said = "; ".join(filter(None, (why, status.get("message"), last)))
             remedy = "`railcni nad lint` finds faults of the NAD, and `kubectl railcni doctor NODE` those of the node"
         elif pod.addresses:
             return ok(str(pod), f"{pod.ifname} has {', '.join(pod.addresses)}", check="attached")
@@ -222,12 +225,6 @@ class _Test:
             said = f"it runs, and Multus tells of no {'address' if pod.ifname else 'attachment'}"
             remedy = "see that Multus runs on the node, and that the NAD has `ipam`"
         return broken(str(pod), said, f"it runs, with an address of {network}", remedy, "attached")
-
-    def _last_event(self, pod: TestedPod) -> str:
-        """The message of the last event about a pod, from the scheduler, kubelet or Multus."""
-        how = (f"--field-selector=involvedObject.name={pod.name}", "--sort-by=.metadata.creationTimestamp")
-        events = kubectl.read(self._options, "get", "events", self._place, *how)["items"]
-        return str(events[-1].get("message", "")) if events else ""
 
     def _link(self) -> list[Observation]:
         """Check the MTU and the addresses of both pods, and ping each from the other."""

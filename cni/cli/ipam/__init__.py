@@ -77,10 +77,23 @@ def _read(options: argparse.Namespace, pool: str = "") -> tuple[list[Choice], li
 
 def _pools(options: argparse.Namespace) -> int:
     choices, found = _read(options)
-    pools = [pool for snapshot in map(given_part, choices, found) for pool in occupancy.pools(snapshot)]
+    documents, rows = [], []
+    for pool in (pool for snapshot in map(given_part, choices, found) for pool in occupancy.pools(snapshot)):
+        document: dict[str, Any] = {"pool": pool.name, "family": pool.family, "used": pool.used}
+        row: tuple[object, ...] = (pool.name, f"IPv{pool.family}", None, pool.used)
+        if full := pool.occupancy:
+            document |= {"size": full.size, "free": full.free, "percent": round(full.percent, 1)}
+            if full.outside:
+                document["outside"] = full.outside
+            document["occupancy"] = {"addresses": full.shown, "shares": [round(share, 3) for share in full.cells]}
+            size, free = (str(n) if n < 1 << 40 else f"~2^{(n - 1).bit_length()}" for n in (full.size, full.free))
+            share = f"{full.percent:.0f}%" if full.percent >= 1 or not pool.used else "<1%"
+            part = f" of the first {full.shown}" if full.shown < full.size else ""
+            row = (*row[:2], size, pool.used, free, share, full.drawn(sys.stdout.encoding) + part)
+        documents.append(document)
+        rows.append(row)
     columns = ("pool", "family", "size", "used", "free", "use", "occupancy")
     empty, least = f"no pool in {stores.told(choices)}", ("occupancy", "family", "free")
-    documents, rows = [*map(_pool_document, pools)], map(_pool_row, pools)
     output.show_table(options.output, documents, columns, rows, empty=empty, least=least)
     return _print_unread(found)
 
@@ -91,26 +104,6 @@ def _print_unread(found: Iterable[Snapshot]) -> int:
     for fault in unread:
         output.print_fault(f"railcni: {fault}")
     return int(bool(unread))
-
-
-def _pool_document(pool: occupancy.PoolUse) -> dict[str, Any]:
-    document: dict[str, Any] = {"pool": pool.name, "family": pool.family, "used": pool.used}
-    if full := pool.occupancy:
-        document |= {"size": full.size, "free": full.free, "percent": round(full.percent, 1)}
-        if full.outside:
-            document["outside"] = full.outside
-        document["occupancy"] = {"addresses": full.shown, "shares": [round(share, 3) for share in full.cells]}
-    return document
-
-
-def _pool_row(pool: occupancy.PoolUse) -> tuple[object, ...]:
-    full, name = pool.occupancy, (pool.name, f"IPv{pool.family}")
-    if not full:
-        return (*name, None, pool.used)
-    size, free = (str(n) if n < 1 << 40 else f"~2^{(n - 1).bit_length()}" for n in (full.size, full.free))
-    share = f"{full.percent:.0f}%" if full.percent >= 1 or not pool.used else "<1%"
-    part = f" of the first {full.shown}" if full.shown < full.size else ""
-    return (*name, size, pool.used, free, share, full.drawn(sys.stdout.encoding) + part)
 
 
 def _leases(options: argparse.Namespace) -> int:

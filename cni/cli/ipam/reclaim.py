@@ -185,8 +185,10 @@ class _Found:
                 raise Kept(f"it may be in use on {where}: {why}. {remedy}")
         is_ended = bool(options.ask or options.force or finding.kind == LEASE_OF_ENDED_POD)
         check = partial(self._check, finding)
+        networks = [n for n in self._seen.networks if n.holds(lease.address) and (n.sliced or lease.pool in n.pools())]
+        cooldown = max((n.cooldown for n in networks), default=0) or self._choice.cooldown
         try:
-            self._freeing.free_lease(lease, check, self._cooldown(lease), options.dry_run, is_ended)
+            self._freeing.free_lease(lease, check, cooldown, options.dry_run, is_ended)
         except Changed:  # the first free of an attachment with a record frees all its leases
             if lease.attachment not in self._freed or self._freeing.store.holder(lease):
                 raise
@@ -224,11 +226,6 @@ class _Found:
         same = [one for one in seen.leases if one.address == lease.address]
         reserved = None if seen.reserved is None else [r for r in seen.reserved if r.address == lease.address]
         return AuditRules(replace(seen, leases=same, reserved=reserved, pods=pods, nodes=nodes, pools=()))
-
-    def _cooldown(self, lease: Lease) -> int:
-        """The cooldown of the lease's address in seconds, by its networks, else by the flat file."""
-        networks = [n for n in self._seen.networks if n.holds(lease.address) and (n.sliced or lease.pool in n.pools())]
-        return max((n.cooldown for n in networks), default=0) or self._choice.cooldown
 
 
 def _wait(made: Report, grace: float, say: Callable[[str], object]) -> None:
