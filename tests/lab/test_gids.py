@@ -249,5 +249,3 @@ def test_the_device_info_file_goes_also_when_the_sandbox_is_gone(machine: Machin
     delete(machine, pod.path, config)
     assert not Path(DEVINFO).exists()
     assert machine.leftovers(settle=10) == []
-
-
