@@ -1,4 +1,4 @@
-"""The lint: the faults of networks in files, as data.
+"""The lint: find the faults of networks in files, and return them as data.
 
 All faults of a document are found at once, but only the first of its syntax errors. Modules:
 
@@ -6,5 +6,6 @@ All faults of a document are found at once, but only the first of its syntax err
     network    a conflist, a single configuration, a chain, a NAD
     plugin     one plugin, by the keys and checks of the plugin itself
     addresses  the `ipam` block of a plugin
+    objects    Kubernetes objects other than NADs; nvidia renders the NADs of NVIDIA's operators
     schema     the JSON Schema of the plugins' configurations
 """

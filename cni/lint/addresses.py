@@ -1,4 +1,4 @@
-"""The rules for the `ipam` block of a plugin."""
+"""The lint's rules for the `ipam` block of a plugin configuration."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ _ASSUMED = (
 
 
 class FlatFile(source.Files):
-    """The nodes' flat file (whereabouts.conf), of which the user has a copy at `path`. For "", the lint assumes a file
-    that names the store, so NADs may omit it. `hosts` are the store's hosts that each node's policy must allow."""
+    """The nodes' flat file (whereabouts.conf, with defaults for `ipam` blocks), read from the user's copy at `path`. If
+    `path` is "", the lint assumes a flat file that names the store, which an `ipam` block may then omit. `hosts`
+    collects the store hosts that an `ipam` block names: the policy of each node must allow them."""
 
     def __init__(self, path: str = "") -> None:
         self.path = path
@@ -48,12 +49,12 @@ class FlatFile(source.Files):
         return "node"
 
     def shown(self, text: str) -> str:
-        """Replace the path of the installed flat file in `text` by the path that the user named."""
+        """Return the message `text` with the path of the user's copy in place of the path of a node's flat file."""
         return text.replace(source.PATHS[0], self.path or source.PATHS[0])
 
 
 def has_ipv6(document: Mapping[str, Any]) -> bool:
-    """Whether the `ipam` block of the plugin `document` has an IPv6 range or address."""
+    """Whether the `ipam` block of the plugin configuration `document` has an IPv6 range or address."""
     block = member(document, "ipam")
     if not isinstance(block, dict):
         return False
@@ -64,9 +65,11 @@ def has_ipv6(document: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Use:
-    """The range `text` at `keys` of `scope`, with the addresses `low` to `high`. `owner` is a network, or a pool of
-    nv-ipam. `master` is the network's netdev, or "". `guarded`: overlapping ranges with one `network_name` give no
-    address twice. `given` is the parsed range. No pod gets an address in `kept_back`, each as (family, number)."""
+    """A range of addresses: `text` is the range as text, and `keys` its path in the document `scope`. `owner` describes
+    the network or nv-ipam pool that has the range. `low` and `high` are its first and last address, as integers of the
+    IP version `family`. `master` is the network's parent netdev, or "". If `guarded`, railcni gives no address twice in
+    all guarded ranges with the same `network_name`. `given` is the parsed range, None for a pool. `kept_back` has the
+    owner's gateways, next hops and static addresses, as (IP version, integer)."""
 
     owner: str
     text: str
@@ -83,7 +86,8 @@ class Use:
 
 
 def overlaps(uses: Sequence[Use]) -> None:
-    """Warn if ranges of two networks overlap, unless they are one pool on one master, or two pools on two masters."""
+    """Warn if ranges of different networks overlap. It is no fault if networks with the same master netdev have the
+    same range, or if networks with different masters have separate pools."""
     for i, second in enumerate(uses):
         for first in uses[:i]:
             is_apart = first.family != second.family or first.low > second.high or second.low > first.high
@@ -112,7 +116,7 @@ def overlaps(uses: Sequence[Use]) -> None:
 
 
 def _kept_back(keeping: Use, giving: Use) -> None:
-    """Warn when `giving` gives an address that `keeping` has as a gateway, next hop or static address."""
+    """Warn if pods may get from `giving` an address that is a gateway, next hop or static address of `keeping`."""
     for family, value in keeping.kept_back:
         if giving.given and family == giving.family and giving.given.usable(value):
             text = format_address(family, value)
@@ -123,7 +127,8 @@ def _kept_back(keeping: Use, giving: Use) -> None:
 def examine(
     scope: Scope, keys: Keys, document: Mapping[str, Any], request: Request, flat: FlatFile, uses: list[Use]
 ) -> None:
-    """Note the faults in the `ipam` block of the plugin `document` at `keys`; add its ranges to `uses`."""
+    """Add the faults in the `ipam` block of the plugin configuration `document`, which is at the path `keys`, to the
+    findings; add the block's ranges to `uses`. `request` is the ADD with which a runtime would call the plugin."""
     block = member(document, "ipam")
     at = (*keys, "ipam")
     if not isinstance(block, dict):
@@ -153,7 +158,7 @@ def examine(
 
 
 def _places(keys: Keys, block: Mapping[str, Any]) -> list[Keys]:
-    """The path of keys to each range of the block, in the order of `IpamConfig.ranges`."""
+    """The paths of the ranges in the `ipam` block, which is at the path `keys`, in the order of `IpamConfig.ranges`."""
     own: list[Keys] = [(*keys, "range")] if member(block, "range") else []
     return [*own, *((*keys, "ipRanges", i, "range") for i in range(len(member(block, "ipRanges") or [])))]
 
@@ -161,7 +166,7 @@ def _places(keys: Keys, block: Mapping[str, Any]) -> list[Keys]:
 def _whereabouts(
     scope: Scope, keys: Keys, block: dict[str, Any], request: Request, flat: FlatFile
 ) -> ipam_config.IpamConfig | None:
-    """Note the faults of a whereabouts block; return its configuration, None when it has faults."""
+    """Add the faults of a whereabouts block to the findings; return its configuration, None if it has faults."""
     unknown_keys(scope, keys, block, BLOCK_KEYS, "whereabouts")
     for name, table in MEMBERS.items():
         listed = member(block, name)
@@ -197,7 +202,7 @@ def _whereabouts(
 
 
 def _rails(scope: Scope, keys: Keys, request: Request, config: ipam_config.IpamConfig) -> None:
-    """Check rail.ranges, which the IPAM plugin reads when pods have the same index on all rails."""
+    """Check `rail.ranges`, from which the IPAM plugin gives each pod the same index on all rails (NICs of a group)."""
     unread: list[Fault] = []  # the check of the link plugin reports these
     rail = rails_key.read(request.config, unread)
     if rail is None or unread or not rail.is_same_index:
@@ -216,7 +221,7 @@ def _rails(scope: Scope, keys: Keys, request: Request, config: ipam_config.IpamC
 
 
 def _gateways(scope: Scope, keys: Keys, config: ipam_config.IpamConfig) -> None:
-    """Warn of gateways that no pod can reach, since they are in none of the network's subnets."""
+    """Warn of each gateway that is in none of the network's subnets, so that no pod can reach it."""
     subnets = [*config.ranges, *(Range(*parse_cidr(a.address)) for a in config.addresses)]
     of_routes = [(("routes", i, "gw"), route.gw) for i, route in enumerate(config.routes)]
     for place, text in [(("gateway",), config.gateway), *of_routes]:
@@ -231,7 +236,7 @@ def _gateways(scope: Scope, keys: Keys, config: ipam_config.IpamConfig) -> None:
 
 
 def _own(scope: Scope, keys: Keys, config: ipam_config.IpamConfig) -> None:
-    """Warn of this machine's addresses on the master that are in a range, since other nodes give them to pods."""
+    """Warn if a range contains an address that this machine has on the master: other nodes would give it to pods."""
     master = config.request.member("master")
     if not isinstance(master, str) or not master or config.request.member("linkInContainer") is True:
         return
@@ -255,7 +260,7 @@ def _network_name(scope: Scope, keys: Keys, config: ipam_config.IpamConfig) -> N
 
 
 def _overlaps(scope: Scope, keys: Keys, block: Mapping[str, Any], ranges: Sequence[Range]) -> None:
-    """Warn of ranges of one block whose subnets overlap: a pod would get two addresses of one subnet."""
+    """Warn of ranges in one `ipam` block whose subnets overlap: a pod would get two addresses of one subnet."""
     places = _places(keys, block)
     for i, second in enumerate(ranges):
         for first in ranges[:i]:

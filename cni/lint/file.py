@@ -1,4 +1,4 @@
-"""The lint of files and directories: the rules for its kind are applied to each document."""
+"""The lint of files and directories: it applies to each document the rules for the document's kind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PLAN = {"count", "subnet"}  # keys that every plan of rails has, and no network
 
 
 def lint(paths: Iterable[str], flat_file: str = "") -> list[Diagnostic]:
-    """Return the findings about `paths`, in their order: files, directories such as /etc/cni/net.d, or "-" for stdin.
+    """Return the findings about each of `paths` in turn: a file, a directory such as /etc/cni/net.d, or "-" for stdin.
     The findings of a file are sorted by line and column.
 
     `flat_file` is the path of a copy of the nodes' whereabouts.conf. A file that cannot be read is a finding too.
@@ -38,9 +38,9 @@ def lint(paths: Iterable[str], flat_file: str = "") -> list[Diagnostic]:
 
 
 class _File:
-    """The lint of a file: its `findings`, the `count` of known documents, and the `name` of its network.
+    """The lint of one file: its `findings`, the `count` of objects of known kinds in it, and the `name` of its network.
 
-    `name` is "" if libcni does not read the file. `inside`: the file was found in a directory, and needs no network.
+    `name` is "" if libcni does not read the file. `inside`: the file was found in a directory, and may lack a network.
     """
 
     def __init__(self, path: str, around: Surroundings, inside: bool = False) -> None:
@@ -55,7 +55,7 @@ class _File:
             self.findings.append(about(path, message, "name another file"))
 
     def _examine(self, is_json: bool, scope: Scope) -> int:
-        """Examine one document; return the number of networks and other known objects in it."""
+        """Examine one document; return the number of networks and other objects of known kinds in it."""
         document, around = scope.root.data, self._around
         if isinstance(document, dict) and ("apiVersion" in document or ("kind" in document and not is_json)):
             count = 0
@@ -95,7 +95,8 @@ class _File:
 
 
 def _appended(path: str, document: Any) -> list[str]:
-    """The .conf files in the directory with the network's name, whose plugins libcni 1.3 appends to the conflist."""
+    """The .conf files whose plugins libcni 1.3 appends to the conflist `document` at `path`. They are in a directory
+    beside `path` that has the network's name."""
     name = string_at(document, "name")
     if not name or "/" in name or "type" in document or document.get("loadOnlyInlinedPlugins"):
         return []

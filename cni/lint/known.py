@@ -1,5 +1,5 @@
-"""The names of known plugins, and the keys that runtimes and Multus read. Findings about unknown plugins and keys of a
-network, with the known name that each most likely means."""
+"""Tables of the known plugins, and of the keys that runtimes and Multus read. Functions that report unknown plugins and
+keys, each with the known name that the author most likely meant."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PREFIX = "railcni-"
 
 
 def own(name: str) -> str:
-    """The name of an executable of ours without the prefix: "macvlan" for "railcni-macvlan"; "" for any other name."""
+    """The plain name of a railcni executable: "macvlan" for "railcni-macvlan" or "macvlan"; "" for any other name."""
     plain = name.removeprefix(PREFIX)
     return plain if plain in PLAIN else ""
 
@@ -62,14 +62,14 @@ Nested = Mapping[str, Sequence[Key]]
 
 
 def note_faults(scope: Scope, keys: Keys, faults: Sequence[Fault], table: Sequence[Key], nested: Nested) -> None:
-    """Note `faults` in the values of keys, each at its key below `keys`. `table` and `nested` have the known keys."""
+    """Add each fault as an error at its key below `keys`. `table` has the known keys, `nested` the inner ones."""
     for fault in faults:
         parts = keys_of(fault.key)
         scope.error((*keys, *parts), message_of(fault), fix_of(fault, reader_of(parts, table, nested)))
 
 
 def reader_of(parts: Keys, table: Sequence[Key], nested: Nested) -> Any:
-    """The function that reads the key `parts`, such as ("ipRanges", 0, "exclude"); None for an unknown key."""
+    """The function that parses the value of the key `parts`, such as ("ipRanges", 0, "exclude"); None if unknown."""
     inner = {name.lower(): members for name, members in nested.items()}.get(str(parts[0]).lower()) if parts else None
     rest = parts[2:] if len(parts) > 2 and isinstance(parts[1], int) else parts[1:]
     for members, keys in ((inner or (), rest), (table, parts)):
@@ -79,23 +79,23 @@ def reader_of(parts: Keys, table: Sequence[Key], nested: Nested) -> Any:
 
 
 def fix_of(fault: Fault, read: Any) -> str:
-    """The remedy for `fault`: to write a similar value that the reader `read` accepts, or the wanted kind of value."""
+    """The remedy for `fault`: to write a similar value that the parser `read` accepts, or the wanted kind of value."""
     return (read and proposal(read, fault.value)) or remedy(fault.wanted)
 
 
 def message_of(fault: Fault) -> str:
-    """The message of `fault` without its key, since a diagnostic has the key separately."""
+    """The message of `fault` without the key, which a diagnostic has in a field of its own."""
     return f"{shown(fault.value)}: {fault.wanted}" if fault.value is not None else fault.wanted
 
 
 def remedy(wanted: str) -> str:
-    """The remedy "write ..." for a message with "want ..."; "" for another message."""
+    """The remedy "write X" for the message `wanted` if it ends with "want X"; "" for another message."""
     _, found, what = wanted.rpartition("want ")
     return f"write {what}" if found else ""
 
 
 def proposal(read: Any, value: Any) -> str:
-    """The remedy "write ..." with a value similar to `value` that the reader `read` accepts; "" when there is none."""
+    """The remedy "write X", where X is similar to `value` and the parser `read` accepts X; "" if no such X is found."""
     for candidate in (value, *_like(value)):
         try:
             read(candidate)
@@ -132,7 +132,8 @@ def _like(value: Any) -> Iterable[Any]:
 def unknown_keys(
     scope: Scope, keys: Keys, document: Mapping[str, Any], table: Iterable[Key], whose: str, kind: str = ""
 ) -> None:
-    """Warn of keys of `document` that `table` lacks or has in another case. `kind` is the plugin, "" in a nested object."""
+    """Warn of each key of `document` that `table` lacks, or has with other capital letters. `keys` is the path of
+    `document`, `whose` is the plugin or object in messages, and `kind` is the plugin, "" for a nested object."""
     names = [key.name for key in table]
     tops = {n.partition(".")[0] for n in names} | ({*OF_RUNTIMES, *OF_MULTUS} if kind else set())
     for name, value in document.items():
@@ -153,8 +154,8 @@ def unknown_keys(
 
 
 def executable(scope: Scope, at: Keys, name: str, names: Collection[str], what: str) -> None:
-    """Note a `name` that is not among `names`: as an error when it most likely means one of our executables, otherwise
-    as a warning, since it may be an executable of another project (macvlan2, vxlan)."""
+    """Report an executable `name` that is not among `names`: as an error if it looks like a misspelt railcni
+    executable, otherwise as a warning, since another project may have such an executable (macvlan2, vxlan)."""
     if name not in names:
         ours = () if name[-1:].isdigit() else [n for n in sorted(names) if own(n)]
         fix = correction(name, sorted(names), "check that the runtime's plugin folder has it")
@@ -163,7 +164,7 @@ def executable(scope: Scope, at: Keys, name: str, names: Collection[str], what: 
 
 
 def _elsewhere(name: str, kind: str) -> str:
-    """The remedy for a misplaced key `name`: to move it into or out of "ipam", or to remove it."""
+    """The remedy for the unknown key `name`: to move it into or out of "ipam" if that is its place, or to remove it."""
     if kind and name.lower() in {k.name.lower() for k in (*tables.RANGE_KEYS, *tables.IPAM_KEYS)}:
         return f'move "{name}" into "ipam"'
     if not kind and any(name.lower() == k.name.lower() for own in LINK_PLUGINS for k in plugins.named(own).KEYS):

@@ -1,4 +1,4 @@
-"""The rules for a network (a conflist or a single configuration), for the chain of its plugins, and for a
+"""The lint's rules for a network (a conflist or a single configuration), for the chain of its plugins, and for a
 NetworkAttachmentDefinition (NAD)."""
 
 from __future__ import annotations
@@ -26,10 +26,8 @@ _NEWEST_COMMON = "1.0.0"  # the newest spec version that all runtimes and plugin
 
 
 def examine(scope: Scope, around: Surroundings, extension: str = "", appended: int = 0) -> None:
-    """Note the faults of the network in `scope`.
-
-    The file's `extension` decides how libcni reads the file. `appended` is the number of plugins that libcni appends.
-    """
+    """Add the faults of the network in `scope` to the findings of `scope`. The file's `extension` decides how libcni
+    reads the file. `appended` is the number of plugins that libcni appends to the network from other files."""
     document = scope.root.data
     if not isinstance(document, dict):
         scope.error((), f"want a JSON object, not {shown(document)}")
@@ -94,7 +92,7 @@ def _inside(around: Surroundings, document: dict[str, Any], model: Configuration
 
 
 def _configuration(scope: Scope, document: dict[str, Any], around: Surroundings) -> Configuration | None:
-    """Check the keys that a runtime itself reads, except in the plugins; return the model, None if there are faults."""
+    """Check the keys outside of `plugins` that a runtime reads; return the network's model, None if it has faults."""
     outer = {k: v for k, v in document.items() if k != "plugins"}
     listed = document.get("plugins")
     if listed is not None and not isinstance(listed, list):
@@ -182,7 +180,7 @@ def _chain(scope: Scope, listed: list[Any]) -> None:
 
 
 def examine_plugin(scope: Scope, outer: dict[str, Any], around: Surroundings) -> None:
-    """Note the faults of a plugin in a file of its own, from which libcni appends it to the conflist `outer`."""
+    """Add the faults of the plugin in `scope`, which libcni appends from its own file to the conflist `outer`."""
     _plugin(scope, (), scope.root.data, _inside(around, outer, None), alone=True)
 
 
@@ -190,7 +188,7 @@ def examine_plugin(scope: Scope, outer: dict[str, Any], around: Surroundings) ->
 
 
 def is_nad(document: Any) -> bool:
-    """Whether a Kubernetes object has the API group of NADs, or a kind that equals or resembles theirs."""
+    """Whether a Kubernetes object is meant as a NAD: it has the API group of NADs, or their kind, perhaps misspelt."""
     if not isinstance(document, dict):
         return False
     kind, version = str(document.get("kind", "")), str(document.get("apiVersion", ""))
@@ -198,7 +196,7 @@ def is_nad(document: Any) -> bool:
 
 
 def examine_nad(scope: Scope, around: Surroundings) -> None:
-    """Note the faults of the NAD in `scope`, and of the network inside it."""
+    """Add the faults of the NAD in `scope`, and of the network in the NAD, to the findings."""
     document = scope.root.data
     metadata = object_at(document, "metadata")
     scope.network = string_at(metadata, "name")
@@ -221,7 +219,7 @@ def examine_nad(scope: Scope, around: Surroundings) -> None:
 
 
 def _namespace(scope: Scope, metadata: dict[str, Any], around: Surroundings) -> None:
-    """Check the name of the NAD's namespace, and that no other NAD in the namespace has the same name."""
+    """Check that the NAD's namespace has a valid name, and that no other NAD in the namespace has this NAD's name."""
     namespace = metadata.get("namespace")
     if isinstance(namespace, str) and not is_namespace(namespace):
         message = f"{shown(namespace)}: Kubernetes has no namespace of this name"

@@ -1,7 +1,7 @@
 """Render networks of NVIDIA's Network Operator (mellanox.com/v1alpha1) and of the SR-IOV Network Operator as NADs.
 
-The NADs have the keys and values that the operators write, but not their layout, and not their metadata (labels,
-revision, owner).
+The NADs have the keys and values that the operators write, in another layout, and without the operators' metadata
+(labels, revision, owner).
 
 Sources: Mellanox/network-operator: manifests/state-{macvlan,hostdevice,ipoib}-network, pkg/state, api/v1alpha1;
 k8snetworkplumbingwg/sriov-network-operator: bindata/manifests/cni-config/sriov, api/v1.
@@ -31,7 +31,7 @@ _MOST = (1 << 63) - 1
 
 
 class _Spec(BaseModel):
-    """The spec of a network. The NAD's plugin gets the keys of `plugin`, then the fields that have no `exclude`."""
+    """The spec of an operator's network. The NAD's plugin gets the keys of `plugin` and fields without `exclude`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -93,7 +93,7 @@ KINDS = {spec.__name__: spec for spec in _SPECS}
 
 
 def is_network(document: Any) -> bool:
-    """Whether `document` has a kind of KINDS, or a misspelt one in NVIDIA's API group."""
+    """Whether `document` has one of the kinds in KINDS, or NVIDIA's API group and a misspelt one of these kinds."""
     if not isinstance(document, dict):
         return False
     kind, group = str(document.get("kind")), str(document.get("apiVersion", "")).partition("/")[0]
@@ -101,7 +101,8 @@ def is_network(document: Any) -> bool:
 
 
 def render_files(paths: Iterable[str], prefix: str = SRIOV_PREFIX) -> tuple[list[dict[str, Any]], list[Diagnostic]]:
-    """Return the NADs of the networks in the files `paths` ("-": stdin), and the findings; skip other objects."""
+    """Return the NADs for the operators' networks in the files `paths` ("-" for stdin), and the findings. Other objects
+    are skipped. `prefix` precedes the resource of an SriovNetwork, such as openshift.io in openshift.io/NAME."""
     nads: list[dict[str, Any]] = []
     findings: list[Diagnostic] = []
     for path in paths:
@@ -118,7 +119,8 @@ def render_files(paths: Iterable[str], prefix: str = SRIOV_PREFIX) -> tuple[list
 
 
 def render(scope: Scope, prefix: str = SRIOV_PREFIX) -> dict[str, Any] | None:
-    """Return the NAD of the network in `scope`; None, with findings, if faulty. `prefix` precedes SR-IOV resources."""
+    """Return the NAD for the operator's network in `scope`; None, with findings, if the network is faulty. `prefix`
+    precedes the resource of an SriovNetwork, such as openshift.io in openshift.io/NAME."""
     document, findings = scope.root.data, scope.findings
     before = len(findings)
     scope.network = name = string_at(document, "metadata", "name")
@@ -169,7 +171,8 @@ def _spec(scope: Scope, kind: str, document: dict[str, Any]) -> _Spec | None:
 
 
 def _objects(scope: Scope, spec: _Spec, key: str) -> list[Any]:
-    """Return the JSON objects in the text of `key`, and note faults. `metaPlugins` has a list without its brackets."""
+    """Return the JSON objects in the text of the field `key`, and add faults to the findings. The field metaPlugins has
+    the members of a list without the brackets."""
     text, is_list = getattr(spec, key, ""), key == "metaPlugins"
     if not text:
         return []
@@ -202,7 +205,7 @@ def _nad(name: str, spec: _Spec, namespace: str, prefix: str) -> dict[str, Any]:
 
 
 def _config(scope: Scope, name: str, spec: _Spec) -> dict[str, Any]:
-    """The configuration that the operator writes into the NAD of `spec`; a conflist when `spec` has metaPlugins."""
+    """The configuration in the operator's NAD for `spec`: a conflist if there are metaPlugins, else a single plugin."""
     ipam, capabilities, chained = (_objects(scope, spec, key) for key in ("ipam", "capabilities", "metaPlugins"))
     plugin = {**spec.plugin, **spec.model_dump(by_alias=True, exclude_defaults=True)}
     if capabilities:

@@ -1,9 +1,9 @@
-"""The rules for objects of Kubernetes beside NADs: operators' custom resources, whose keys decide whether pods have RDMA and
-unique addresses; device plugins' configurations; and the resources that networks and containers ask for.
+"""The lint's rules for Kubernetes objects other than NADs: operators' custom resources, whose keys decide whether pods
+have RDMA and unique addresses; device plugins' configurations; and the resources that networks and containers ask for.
 
-Networks (MacvlanNetwork, HostDeviceNetwork, IPoIBNetwork, SriovNetwork) are rendered as NADs, which are examined. In a
-SriovNetworkNodePolicy and a NicClusterPolicy, the lint checks the keys that decide whether pods get a verbs device.
-Pools of nv-ipam must not overlap with the ranges of our IPAM plugin.
+Networks (MacvlanNetwork, HostDeviceNetwork, IPoIBNetwork, SriovNetwork) are rendered as NADs, and the NADs are
+examined. In a SriovNetworkNodePolicy and a NicClusterPolicy, the lint checks the keys that decide whether pods get a
+verbs device. Pools of nv-ipam must not overlap with the ranges of railcni's IPAM plugin.
 Sources: api/v1 of k8snetworkplumbingwg/sriov-network-operator; api/v1alpha1 of Mellanox/network-operator and of
 Mellanox/nvidia-k8s-ipam.
 """
@@ -38,8 +38,8 @@ _CONTAINERS = ("initContainers", "containers")
 
 
 def examine(scope: Scope, around: Surroundings) -> bool:
-    """Note the faults of the object in `scope`; return whether it is a custom resource of a known kind, or a ConfigMap
-    with configurations of device plugins."""
+    """Add the faults of the Kubernetes object in `scope` to its findings. Return whether the object is a custom
+    resource of a known kind, or a ConfigMap with configurations of device plugins."""
     document = scope.root.data
     if not isinstance(document, dict):
         return False
@@ -62,7 +62,8 @@ def examine(scope: Scope, around: Surroundings) -> bool:
 
 
 def _network(scope: Scope, around: Surroundings) -> None:
-    """Examine the NAD that the operator makes of the network; note the findings at the network's spec."""
+    """Examine the NAD that the operator makes of its network in `scope`. Report each finding at the key of the
+    network's spec that determines the faulty value in the NAD."""
     nad = nvidia.render(scope)
     if nad is None:
         return
@@ -84,7 +85,8 @@ def _network(scope: Scope, around: Surroundings) -> None:
 
 
 def _written(scope: Scope, keys: Keys) -> tuple[Scope, Keys]:
-    """Return the document and the keys, in the operator's network `scope`, that give its NAD the value at `keys`."""
+    """Find where the operator's network in `scope` determines the value at `keys` of its NAD. Return a document and a
+    path of keys in it: in the network, or in the JSON text of its field `ipam`."""
     if keys[:1] == ("plugins",):
         keys = ("metaPlugins",) if keys[1:2] != (0,) else keys[2:]
     first = str(keys[0]) if keys else ""
@@ -154,15 +156,15 @@ def _pool(scope: Scope, spec: dict[str, Any], kind: str, around: Surroundings) -
 
 
 def device_plugin(scope: Scope, around: Surroundings) -> None:
-    """Note the faults of a device plugin's configuration; add its resources to `around`."""
+    """Add the faults of a device plugin's configuration to the findings, and its resources to `around.offers`."""
     found = config.Config(findings=scope.findings)
     config.read_document(scope, found)
     around.offers.update(resource.name for resource in found.resources)
 
 
 def _plain(scope: Scope, around: Surroundings) -> bool:
-    """Examine the device plugins' configurations in a ConfigMap; return whether there are any. From other objects, add
-    to `around` the resources that pods, pod templates and claims ask for, and the resource of a DeviceClass."""
+    """Examine the device plugins' configurations in a ConfigMap; return whether there are any. From any other object,
+    collect in `around` the resources that a pod, pod template or claim asks for, or the resource of a DeviceClass."""
     document = scope.root.data
     scope.network = ""
     namespace = str(value_at(document, "metadata", "namespace") or "default")
@@ -196,7 +198,7 @@ def _plain(scope: Scope, around: Surroundings) -> bool:
 
 
 def _asked(scope: Scope, keys: Keys) -> Iterator[ResourceWant]:
-    """Yield the resources in the containers' limits of the pod spec at `keys`, if there is one."""
+    """Yield each resource in the containers' limits of the pod spec at the path `keys`, if there is a pod spec."""
     _, pod, depth = scope.root.walk(keys)
     for name in _CONTAINERS if depth == len(keys) else ():
         found = pod.member(name)
@@ -212,20 +214,21 @@ def _objects(value: Any) -> list[dict[str, Any]]:
 
 
 def _claims(listed: Any, namespace: str) -> list[Claim]:
-    """The claims in the list `resourceClaims` of a pod."""
+    """The (kind, namespace, name) of each claim, or template of a claim, in the list `resourceClaims` of a pod."""
     kinds = {"resourceClaimTemplateName": "ResourceClaimTemplate", "resourceClaimName": "ResourceClaim"}
     return [(kinds[key], namespace, str(one[key])) for one in _objects(listed) for key in kinds if one.get(key)]
 
 
 def _requests(listed: Any) -> Iterator[tuple[str, str]]:
-    """Yield (DeviceClass, selected resource) of each request of a claim, and of each alternative of a request."""
+    """Yield (DeviceClass, resource named by the selectors) of each device request in the list of a ResourceClaim. If a
+    request has alternatives (firstAvailable), yield a pair for each alternative."""
     for request in _objects(listed):
         for one in _objects([request.get("exactly"), *_objects(request.get("firstAvailable"))]):
             yield str(one.get("deviceClassName")), _selected(one)
 
 
 def _selected(chooser: dict[str, Any]) -> str:
-    """The resource that the selectors of a request or a DeviceClass name; "" if they name none."""
+    """The resource named in the CEL selectors of a device request or of a DeviceClass; "" if they name none."""
     expressions = [
         str(one["cel"].get("expression")) for one in _objects(chooser.get("selectors")) if _objects([one.get("cel")])
     ]
@@ -233,7 +236,8 @@ def _selected(chooser: dict[str, Any]) -> str:
 
 
 def _names(text: str, namespace: str) -> list[tuple[str, str]]:
-    """The (namespace, name) of each network in an annotation's text: JSON, or "NAMESPACE/NAME@IFNAME, ..."."""
+    """The (namespace, name) of each network in the `text` of a pod's annotation: JSON, or "NAMESPACE/NAME@IFNAME, ...".
+    A network without a namespace gets `namespace`."""
     try:
         listed = json.loads(text) if text.lstrip().startswith("[") else []
         return [(str(one.get("namespace") or namespace), str(one["name"])) for one in listed] or [
@@ -245,8 +249,8 @@ def _names(text: str, namespace: str) -> list[tuple[str, str]]:
 
 
 def compare(around: Surroundings) -> None:
-    """Warn of each requested resource that no configuration offers, if other resources of its domain are offered. Warn
-    also of networks whose pods ask for other resources than the network's."""
+    """Warn of each request for a resource that no device plugin's configuration offers, if others of its domain (the
+    part before "/") are offered. Warn also of pods that ask for other resources than their networks need."""
     classes = {label(name): name for name in (*around.offers, *around.resources.values())} | around.classes
     for pod in around.pods:
         _compare(pod, around, classes)
@@ -260,8 +264,10 @@ def compare(around: Surroundings) -> None:
 
 
 def _compare(pod: PodNetworks, around: Surroundings, classes: dict[str, str]) -> None:
-    """Warn of each network whose resource the pod lacks, if the pod asks for other resources of that domain, or claims
-    devices that no network needs, or has a claim without a template. If it asks for nothing, a webhook may add requests."""
+    """Warn of each network whose resource `pod` will not get, if the pod's requests show that this is a mistake: the
+    pod claims the resource without a template; it claims other devices of the resource's domain, or devices that none
+    of its networks needs; or its containers ask for other resources of the domain. In any other case a webhook may add
+    the request later."""
     asked = {
         claim: {(name, of or classes.get(name, "")) for name, of in around.requests.get(claim, ())}
         for claim in pod.claims

@@ -1,4 +1,4 @@
-"""The rules for one plugin of a network. The plugin's own tables of keys and own checks are used."""
+"""The lint's rules for one plugin of a network, with the keys and the checks of the plugin's own module."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ SWITCH_MOST = 9216  # the jumbo frames that Ethernet switches commonly carry, in
 
 @dataclass(frozen=True)
 class ResourceWant:
-    """A device plugin's `resource`, such as "rdma/hca", that a network or container asks for at `keys` of `scope`."""
+    """A request of a network or container for the `resource` of a device plugin, such as "rdma/hca". The request is at
+    the path `keys` of the document `scope`. `at_key`: a warning marks the key, not its value."""
 
     resource: str
     scope: Scope
@@ -38,8 +39,8 @@ Claim = tuple[str, str, str]  # kind, namespace and name of a ResourceClaim or i
 
 @dataclass(frozen=True)
 class PodNetworks:
-    """A pod: its networks as (namespace, name), the `resources` that its containers ask for, and its `claims`. `scope`
-    and `keys` are the place of the annotation with the networks."""
+    """A pod: its `networks` as (namespace, name), the `resources` that its containers ask for, and its resource
+    `claims`. The annotation that names the networks is at the path `keys` of the document `scope`."""
 
     scope: Scope
     keys: Keys
@@ -50,12 +51,14 @@ class PodNetworks:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """The network of a plugin, and the objects that the lint has read so far.
+    """What the rules for a plugin need to know: the plugin's network, and the objects that the lint has read so far.
 
-    The network has a `name` and spec `versions`; `nad` tells whether it is in a NAD, and `resource` is the NAD's
-    resource. `uses` are the ranges of all networks so far. `nads` has the file, and `resources` the resource, of each
-    NAD by (namespace, name). `offers` are the resources of device plugins, `wants` the places that ask for a resource.
-    `requests` has (DeviceClass, selected resource) of each request by claim, `classes` the resource by DeviceClass."""
+    The network has a `name` and spec `versions`. `nad` tells whether it is in a NAD, and `resource` is the NAD's
+    resource. `flat` is the nodes' flat file. `uses` are the address ranges of all networks, `offers` the resources of
+    device plugins, `wants` the requests for resources, `pods` the pods with networks. `nads` maps the (namespace, name)
+    of a NAD to its file, `resources` to its resource. `requests` maps a claim to the (DeviceClass, selected resource)
+    of each of its device requests, and `classes` a DeviceClass to its resource.
+    """
 
     name: str = ""
     versions: Sequence[str] = ()
@@ -73,13 +76,13 @@ class Surroundings:
 
     @property
     def version(self) -> str:
-        """The newest spec version of the network, in which a runtime calls the plugin."""
+        """The newest spec version of the network that railcni supports; a runtime would use it to call the plugin."""
         usable = [v for v in SUPPORTED if v in self.versions]
         return usable[-1] if usable else NEWEST
 
 
 def examine(scope: Scope, keys: Keys, document: Mapping[str, Any], around: Surroundings) -> None:
-    """Note the faults of the plugin `document` at `keys`."""
+    """Add the faults of the plugin configuration `document`, which is at the path `keys`, to the findings."""
     kind = member(document, "type")
     own = known.own(kind) if isinstance(kind, str) else ""
     rails = member(document, "rail")
@@ -126,7 +129,8 @@ def examine(scope: Scope, keys: Keys, document: Mapping[str, Any], around: Surro
 def _of_a_rail(
     scope: Scope, keys: Keys, document: Mapping[str, Any], rails: Mapping[str, Any], around: Surroundings
 ) -> Mapping[str, Any]:
-    """Return the plugin's configuration for its rail (rail 0 in a network of all rails); note faults of rail.nics."""
+    """Return the plugin configuration `document` with the values for its rail (a numbered NIC of every node), or for
+    rail 0 if the network serves all rails. Add faults of rail.nics to the findings."""
     index, block = member(rails, "index"), member(document, "ipam")
     if not member(rails, "nics"):
         return rail.completed(dict(document), index)
@@ -144,7 +148,8 @@ def _of_a_rail(
 
 
 def _same_index(scope: Scope, keys: Keys, document: Mapping[str, Any], asked: Rail | None) -> None:
-    """Check that a network that gives pods one index on all rails uses our IPAM plugin: no other can do this."""
+    """Check that a network which gives a pod the same index on all rails uses railcni's IPAM plugin: no other plugin
+    can do so. `asked` is the parsed value of the key `rail`."""
     block = member(document, "ipam")
     kind = member(block, "type") if isinstance(block, dict) else None
     if asked and asked.is_same_index and known.own(str(kind)) != known.OWN_IPAM:
@@ -168,8 +173,8 @@ def _mtu(scope: Scope, keys: Keys, document: Mapping[str, Any], mtu: int) -> Non
 
 
 def _device(scope: Scope, keys: Keys, document: Mapping[str, Any], around: Surroundings, by_name: bool) -> None:
-    """Check that the configuration chooses a device, by its keys or by the NAD's resource. `by_name`: the plugin also
-    takes the device's name."""
+    """Check that the configuration chooses a device, by its keys or by the NAD's resource. `by_name`: the plugin has a
+    key `device` for the device's name."""
     selectors = [n for n in ("device", "hwaddr", "kernelpath", "pciBusID", "deviceID") if member(document, n)]
     capabilities = member(document, "capabilities")
     capable = isinstance(capabilities, dict) and member(capabilities, "deviceID")

@@ -1,8 +1,8 @@
 """The JSON Schema of the plugins' configurations, made from the tables of keys that the plugins use.
 
-Each reader (the function that parses a key's value) has a rule that accepts the same values, if JSON Schema can express
-them. It cannot express that the case of keys is ignored, that an address is valid, or how keys depend on each other.
-For a reader without a rule any value is valid.
+Each reader (the function that parses a key's value) has a rule: a JSON Schema that accepts the same values, as far as
+JSON Schema can express them. It cannot express that the case of keys is ignored, that an address is valid, or how keys
+depend on each other. For a reader without a rule any value is valid.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _RULES: dict[Callable[[Any], Any], Rule] = {
 
 
 def rule_of(read: Callable[[Any], Any]) -> Rule:
-    """The rule for the values that `read` accepts; {}, which accepts any value, for an unknown reader."""
+    """The JSON Schema of the values that the parser `read` accepts; {}, which allows any value, for an unknown one."""
     kind = getattr(read, "__qualname__", "").partition(".<locals>")[0]
     if read in _RULES or kind not in ("integer", "one_of", "list_of", "optional"):
         return _RULES.get(read, {})
@@ -94,7 +94,8 @@ def rule_of(read: Callable[[Any], Any]) -> Rule:
 
 
 def table(name: str, members: Iterable[Key], definitions: dict[str, Rule], about: str = "") -> Rule:
-    """The JSON Schema of the keys `members`. `definitions` gets the schemas of inner objects and keys with a dot."""
+    """The JSON Schema of an object with the keys `members`; `name` is its title, and `about` its description. The
+    schemas of inner objects, also of those that keys with a dot stand for, are added to `definitions`."""
     members = list(members)
     properties: dict[str, Rule] = {}
     for key in members:
@@ -127,7 +128,7 @@ def table(name: str, members: Iterable[Key], definitions: dict[str, Rule], about
 
 
 def schema(name: str) -> Rule:
-    """The JSON Schema (draft 2020-12) of `name`: a link plugin, "rdma", "whereabouts" (its block) or "conflist"."""
+    """The JSON Schema (2020-12) of `name`: a link plugin, "rdma", "whereabouts" (the `ipam` block) or "conflist"."""
     inner: dict[str, Rule] = {}
     definitions: dict[str, Rule] = {}
     about = "The ipam block of type whereabouts, and the flat file."
@@ -155,7 +156,7 @@ def _plugin(name: str, definitions: dict[str, Rule]) -> Rule:
 
 
 def _conflist(definitions: dict[str, Rule]) -> Rule:
-    """The schema of a list of plugins, with the schema of each railcni plugin."""
+    """The schema of a conflist. The schema of each railcni plugin is added to `definitions`."""
     branches = []
     for name in (*LINK_PLUGINS, known.OWN_CHAINED):
         prefixed = f"{known.PREFIX}{name}"  # there is a key `rdma` too
