@@ -1,5 +1,5 @@
-"""A diagnostic: a fault of a file, with its place, its key and the remedy; and a document with its diagnostics. Messages
-for refused values, and the most likely meaning of a misspelt word."""
+"""Diagnostics, each a fault of a file with its place, key and remedy, and documents that collect them. Also messages
+for refused values, and the search for the most likely meaning of a misspelt word."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ _WANTED = {
 class Diagnostic:
     """A fault of a document in a file.
 
-    With the severity `error` an ADD fails, or does something unintended; with `warning` an ADD works, but not as well
-    as it could. `line` and `column` count from 1, and are 0 for the file as a whole. `text` is the line, and `length`
+    A fault of severity "error" makes an ADD fail or do something unintended. With a "warning", an ADD works, but not as
+    well as it could. `line` and `column` count from 1, and are 0 for the file as a whole. `text` is the line, `length`
     the number of its faulty characters. `key` is the dotted key in the network's JSON, or in the Kubernetes object.
     """
 
@@ -104,8 +104,9 @@ def refusal(path: str, faults: Sequence[Diagnostic]) -> InvalidConfig:
 
 @dataclass
 class Scope:
-    """The document `root` in `text`. New `findings` get the name `network`, "" while it is unknown. If the document is a
-    string in another one, `prefix` has the keys that lead to the string; they precede the keys of each finding."""
+    """A document and its `findings`: the parsed tree `root` of `text`. Each new finding names the network `network`, ""
+    while it is unknown. If the document is a string inside another document, `prefix` is the path of keys to this
+    string; the key of each finding begins with this path."""
 
     text: Text
     root: TreeNode
@@ -114,15 +115,15 @@ class Scope:
     prefix: Keys = ()
 
     def inside(self, node: TreeNode) -> Scope:
-        """Return the part at `node` as a document of its own."""
+        """Return the part of the document at `node` as a document of its own, with the same findings."""
         return Scope(self.text, node, self.findings, self.network, self.prefix)
 
     def warn(self, keys: Keys, message: str, fix: str = "", *, at_key: bool = False) -> None:
-        """Add a warning at the value of `keys`; `at_key`: at the key itself."""
+        """Add a warning at the value with the path `keys`, or at its key if `at_key`."""
         self.error(keys, message, fix, at_key=at_key, severity=WARNING)
 
     def error(self, keys: Keys, message: str, fix: str = "", *, at_key: bool = False, severity: str = ERROR) -> None:
-        """Add a finding, by default an error, at the value of `keys`; `at_key`: at the key itself."""
+        """Add a finding, by default an error, at the value with the path `keys`, or at its key if `at_key`."""
         member, node, depth = self.root.walk(keys)
         start, end = node.start, node.end
         if depth < len(keys):  # the key is missing: mark the opening bracket of its object
@@ -147,8 +148,9 @@ class Scope:
     def model(
         self, model: type[BaseModel], document: Any, prefix: Keys = (), fixes: Fixes = _NONE, additions: Fixes = _NONE
     ) -> Any:
-        """Return `document`, at the keys `prefix`, as a `model`; None, with errors as findings, when the model refuses
-        it. `fixes` has the remedy by the last key of a refused value, `additions` by that of a missing value."""
+        """Return `document`, which is at the path `prefix`, as an instance of `model`. If the model refuses it, add the
+        errors to the findings, and return None. `fixes` has remedies for refused values, `additions` for missing
+        values, each by the last key of the value's path."""
         try:
             return model.model_validate(document)
         except ValidationError as invalid:
@@ -166,7 +168,7 @@ class Scope:
 
 
 def _wanted(error: Mapping[str, Any]) -> str:
-    """The words "want ..." for an error of pydantic."""
+    """The message for an error of pydantic, such as "want a string"."""
     kind, context = error["type"], error.get("ctx", {})
     if kind == "literal_error":
         choices = [*filter(None, re.findall("'([^']*)'", context["expected"]))]

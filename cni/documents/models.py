@@ -16,7 +16,7 @@ from cni.shared.spec.request import SUPPORTED, is_identifier, member
 
 
 def matching(fits: Callable[[str], object], wanted: str) -> AfterValidator:
-    """A validator that refuses a text for which `fits` returns nothing or False, with the message `wanted`."""
+    """A pydantic validator that refuses a text, with the message `wanted`, if `fits` returns a false value for it."""
 
     def check(text: str) -> str:
         if not fits(text):
@@ -116,7 +116,7 @@ class Metadata(DocumentModel):
 
 
 class Spec(DocumentModel):
-    """The spec of a NAD. `config` is the network as JSON text; when it is empty, the node's net.d has the network."""
+    """The spec of a NAD. `config` is the network as JSON text; if empty, a file in the node's net.d has the network."""
 
     config: str = ""
 

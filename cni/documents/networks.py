@@ -1,8 +1,8 @@
 """Read a network: a conflist, a single configuration or a NetworkAttachmentDefinition (NAD).
 
-A name is searched in the net.d directory in the order of libcni (conflists first, then single configurations, each in
-the order of the file names), and last in the NADs there. A path may lead to any of these kinds, whatever the file name.
-A NAD is read as Multus reads it. All faults of a file are reported at once, each with its place.
+A network is given by name or path. A name is searched in the net.d directory in the order of libcni (conflists first,
+then single configurations, each in the order of the file names), and last in the NADs there. A file at a path may have
+any of these kinds. A NAD is read as Multus reads it. All faults of a file are reported at once, with their places.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Network:
     resource_name: str = ""
 
     def with_device(self, device: str) -> Network:
-        """Return the network with `device` as deviceID and pciBusID of each plugin, as Multus does; unchanged for ""."""
+        """Return the network with `device` as each plugin's deviceID and pciBusID, as in Multus; "" changes nothing."""
         if not device:
             return self
         keys = {"deviceID": device, "pciBusID": device}
@@ -108,7 +108,8 @@ def _search(name: str, directory: str) -> Network:
 
 
 def _in(directory: str, kinds: Iterable[tuple[str, ...]], broken: list[CniError]) -> Iterator[list[Network]]:
-    """Yield the networks of each file in `directory`, in the order of `kinds`; add the errors of files to `broken`."""
+    """Yield the networks of each file in `directory`, by `kinds`: the files with the extensions of the first kind come
+    first. Errors of files are added to `broken`."""
     for path in (path for extensions in kinds for path in files(directory, extensions)):
         try:
             yield read(path, directory)
@@ -129,7 +130,8 @@ def files(directory: str, extensions: tuple[str, ...]) -> list[str]:
 
 
 def read(path: str, directory: str = NET_DIRECTORY) -> list[Network]:
-    """Return all networks in the file `path`. Raises InvalidConfig with all faults, IoFailure if a listing fails."""
+    """Return all networks in the file `path`. If the config of a NAD is empty, its network is searched in `directory`.
+    Raises InvalidConfig with all faults, IoFailure if a directory cannot be listed."""
     faults: list[Diagnostic] = []
     found: list[Network | None] = []
     for is_json, document in reader.documents(path, None, faults):
@@ -169,7 +171,8 @@ def _attachment_definition(scope: Scope, directory: str) -> Network | None:
 
 def _network(scope: Scope, nad: str = "") -> Network | None:
     """Return the network of a conflist or a single configuration; None, with findings, when it has faults. As in
-    libcni, a single configuration becomes a list of one plugin; as in Multus, `nad` names a nameless network."""
+    libcni, a single configuration becomes a list of one plugin. As in Multus, an unnamed network gets the name
+    `nad`."""
     document, known = scope.root.data, len(scope.findings)
     if not isinstance(document, dict):
         scope.error((), "want a JSON object")

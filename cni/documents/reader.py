@@ -1,7 +1,7 @@
 """Read files that have networks: the text becomes JSON or YAML documents, each with the places of its values.
 
-The lint, the commands that attach, `rails` and `nad render` use this module. Syntax errors are findings, so the
-documents after a broken one are read too.
+The lint, the commands that attach networks, and the commands `rails` and `nad render` use this module. A syntax error
+is a finding, so that the documents after it are read too.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _REMEDIES = (  # a part of Python's message, a pattern of the text at the fault,
 
 
 def read_text(path: str, findings: list[Diagnostic]) -> str | None:
-    """Return the text of the file `path` ("-": stdin); None, with a finding, if it cannot be read, or is no text."""
+    """Return the text of the file `path` ("-": stdin); None, with a finding, if unreadable, too large or not UTF-8."""
     try:
         data = sys.stdin.buffer.read(MOST_BYTES + 1) if path == STDIN else _read(path)
         if len(data) <= MOST_BYTES:
@@ -85,8 +85,8 @@ def about(path: str, message: str, fix: str, severity: str = ERROR) -> Diagnosti
 
 
 def documents(path: str, text: str | None, findings: list[Diagnostic]) -> Iterator[tuple[bool, Scope]]:
-    """Yield, for each document in the file `path`, whether it is JSON, and the document. The file is read if `text` is
-    None. Faults of reading and of syntax are added to `findings`."""
+    """Yield, for each document in the file `path`, whether it is JSON, and the document. `text` is the content of the
+    file; if it is None, the file is read. Faults of reading and of syntax are added to `findings`."""
     text = read_text(path, findings) if text is None else text
     if text is None:
         return
@@ -104,7 +104,7 @@ def documents(path: str, text: str | None, findings: list[Diagnostic]) -> Iterat
 
 
 def objects(scope: Scope) -> Iterator[Scope]:
-    """Yield the document, or each member of a Kubernetes List."""
+    """Yield the document itself or, if it is a Kubernetes List, each of its items."""
     document = scope.root.data
     if isinstance(document, dict) and str(document.get("kind")).endswith("List"):
         items = scope.root.member("items")
@@ -115,7 +115,7 @@ def objects(scope: Scope) -> Iterator[Scope]:
 
 
 def of_json(text: Text, findings: list[Diagnostic], network: str = "", prefix: Keys = ()) -> Scope | None:
-    """Return the JSON document `text`; None, with a finding, when the text is not JSON."""
+    """Return `text` as a JSON document; None, with a finding, if it is not JSON. `network` and `prefix`: see Scope."""
     scope = Scope(text, TreeNode(0, 0), findings, network, prefix)
     try:
         return scope.inside(parse_json(text.text))
@@ -131,14 +131,14 @@ def json_file(path: str, findings: list[Diagnostic], network: str = "") -> Scope
 
 
 def json_inside(scope: Scope, keys: Keys, is_list: bool = False) -> Scope | None:
-    """Return the JSON document in the string at `keys`; None, with a finding, when the string is not JSON. The document
-    shares the findings of `scope`. `is_list`: the string has the members of a list, without the brackets."""
+    """Return the JSON document in the string at the path `keys`; None, with a finding, when the string is not JSON. The
+    findings go to `scope`. `is_list`: the string has the members of a list without the brackets."""
     text = string(scope, scope.root.walk(keys)[1])
     return of_json(text.bracketed() if is_list else text, scope.findings, scope.network, keys)
 
 
 def string(scope: Scope, node: TreeNode) -> Text:
-    """The text inside the string `node`, with places in the file."""
+    """The content of the string `node`, as a Text that knows the place of each character in the file."""
     if node.scalar is None:  # the file is JSON
         return scope.text.inner(node.value, node.start + 1, node.end)
     return scope.text.scalar(node.scalar)
@@ -212,7 +212,7 @@ def parse_json(text: str) -> TreeNode:
     tokens, numbers = _TOKEN.finditer(text), itertools.count(1)
 
     def value(token: re.Match[str], depth: int) -> TreeNode:
-        """The value that begins with `token`."""
+        """Return the tree of the value that begins with `token`, at the nesting level `depth`."""
         start, end = token.span()
         if depth > MOST_DEPTH or next(numbers) > MOST_NODES:
             raise _too_large(start)

@@ -39,12 +39,12 @@ def string_at(document: Any, *keys: str) -> str:
 
 
 class DocumentTooLarge(ValueError):
-    """A document has more levels, or more values, than a network can have."""
+    """A document has more levels (MOST_DEPTH), or more values (MOST_NODES), than any network needs."""
 
 
 @dataclass
 class Member:
-    """A key of an object, from `start` to `end` of the text, and its value."""
+    """A key of an object, and its value `node`. The key is at the characters from `start` to `end` of the text."""
 
     name: str
     start: int
@@ -65,7 +65,7 @@ class TreeNode:
 
     @cached_property
     def data(self) -> Any:
-        """The value as Python's json reads it; of a duplicate key, the last value counts."""
+        """The value as Python's module json would return it. Of a duplicate key, the last value counts."""
         if self.members is not None:
             return {m.name: m.node.data for m in self.members}
         return self.value if self.items is None else [item.data for item in self.items]
@@ -77,7 +77,8 @@ class TreeNode:
         return exact[-1] if exact else next(iter(folded), None)
 
     def walk(self, keys: Keys) -> tuple[Member | None, TreeNode, int]:
-        """Follow `keys` until one is missing. Return the last member (None in a list), its node, and how many were found."""
+        """Follow the path `keys` until a key is missing. Return the last member found (None for an item of a list), the
+        last node found, and the number of keys found."""
         found: Member | None = None
         node, depth = self, 0
         for key in keys:
@@ -97,7 +98,7 @@ class TreeNode:
         return found, node, depth
 
     def objects(self) -> Iterator[TreeNode]:
-        """Yield this node and all objects and lists inside it, each once."""
+        """Yield each object and each list in this tree once, the node itself included."""
         seen: set[int] = set()
         pending = [self]
         while pending:
@@ -110,7 +111,7 @@ class TreeNode:
 
 
 class _Bounded(yaml.SafeLoader):
-    """A loader that refuses deep nesting before it costs much time."""
+    """A YAML loader that refuses deep nesting early, before the nesting costs much time."""
 
     depth = 0
 
@@ -163,7 +164,7 @@ def of_yaml(root: yaml.Node) -> TreeNode:
 
 
 class Text:
-    """The `text` of the file `path`, or of a part. `places` has the offset of each character in the file's text `whole`."""
+    """The `text` of the file `path` or of a part. `places` has each character's offset in the file's text `whole`."""
 
     def __init__(self, path: str, text: str, whole: str | None = None, places: Sequence[int] | None = None) -> None:
         self.path = path
@@ -172,14 +173,14 @@ class Text:
         self._places = range(len(text) + 1) if places is None else places
 
     def scalar(self, node: yaml.Node) -> Text:
-        """Return the Text of the value of `node`, a YAML scalar of this text."""
+        """Return the value of `node`, a YAML scalar in this text, as a Text."""
         start = node.start_mark.index
         if getattr(node, "style", None) in ("|", ">"):  # a block scalar begins in the next line
             start = self.text.find("\n", start) + 1
         return self.inner(node.value, start, node.end_mark.index)
 
     def part(self, start: int, end: int) -> Text:
-        """Return the part of the text from `start` to `end`."""
+        """Return the part of the text from the offset `start` to the offset `end`."""
         return Text(self.path, self.text[start:end], self._whole, self._places[start : end + 1])
 
     def bracketed(self) -> Text:
@@ -187,7 +188,7 @@ class Text:
         return Text(self.path, f"[{self.text}]", self._whole, [self._places[0], *self._places, self._places[-1]])
 
     def inner(self, value: str, start: int, end: int) -> Text:
-        """Return the Text of `value`, which is written here from `start` to `end`."""
+        """Return `value` as a Text. This text has it from `start` to `end`, perhaps with quotes and escapes."""
         places, index = [], start
         for character in value:
             found = -1 if character.isspace() else self.text.find(character, index, end)
