@@ -1,4 +1,4 @@
-"""The attachments that this node's records show, each with the records of its plugins."""
+"""The attachments of this node, as the records of the plugins (cni.shared.records) show them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def found(network: str = "", directory: str = STATE) -> list[dict[str, Any]]:
 
 
 def pending(network: str = "", directory: str = STATE) -> list[dict[str, Any]]:
-    """The attachments with a pending release. Raises CniError when the records cannot be read."""
+    """The attachments whose addresses a DEL could not release yet. Raises CniError when the records cannot be read."""
     return [a for a in found(network, directory) if a["pending"]]
 
 
@@ -52,7 +52,8 @@ def changed(directory: str = STATE) -> int:
 
 
 def completed(directory: str = STATE) -> tuple[list[dict[str, Any]], bool]:
-    """Return the attachments and groups of rails that no call is changing, and whether a call is changing another."""
+    """Return the attachments, with those of groups of rails, that no plugin call is changing now. Return also whether
+    any attachment was left out because a call is changing it."""
     records, ended, every = Records(directory), [], found(directory=directory)
     for one in every:
         held = records.try_locked(Attachment(one["network"], one["containerID"], one["ifname"]), LINK)
@@ -63,7 +64,7 @@ def completed(directory: str = STATE) -> tuple[list[dict[str, Any]], bool]:
 
 
 def device_of(attachment: dict[str, Any]) -> str:
-    """The PCI address of the recorded device, else the `deviceID` of the configuration; "" if both are missing."""
+    """The PCI address in the record of the attachment, else the configuration's `deviceID`; "" if both are missing."""
     link = attachment["records"].get(LINK) or {}
     config = _config(attachment)
     given = (config.get("runtimeConfig") or {}).get("deviceID") or config.get("deviceID") or ""
@@ -71,8 +72,9 @@ def device_of(attachment: dict[str, Any]) -> str:
 
 
 def network_data(attachment: dict[str, Any], every: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The result of the ADD, as NetworkDeviceData of a ResourceClaim. `every` are the node's attachments: those
-    of groups of rails (ipam.group.rails) have the addresses of their rails."""
+    """The result of the ADD of `attachment`, as NetworkDeviceData of a ResourceClaim. `every` has the node's
+    attachments. If `attachment` is a rail (a NIC in a group), its group's attachment (ipam.group.rails) has its
+    addresses."""
     link = attachment["records"][LINK]["link"]
     mac = link.get("mac") or (link.get("device") or {}).get("mac")
     known = {"interfaceName": attachment["ifname"], "hardwareAddress": mac, "ips": attachment["addresses"]}
@@ -84,7 +86,8 @@ def network_data(attachment: dict[str, Any], every: Iterable[dict[str, Any]]) ->
 
 
 def _of_rail(attachment: dict[str, Any], group: dict[str, Any]) -> list[str]:
-    """The addresses of the rail `attachment`. `group` has the addresses of all rails in the order of rail.ranges."""
+    """The addresses of `attachment`, which is one rail of a group; [] if it is none. The attachment `group` of the
+    whole group has the addresses of all rails, in the order of rail.ranges."""
     names = [attachment["network"], attachment["ifname"]]
     index = next((entry[2] for entry in rails.listed(group["records"].get("ipam")) if entry[:2] == names), None)
     with suppress(KeyError, TypeError, ValueError):
@@ -95,7 +98,7 @@ def _of_rail(attachment: dict[str, Any], group: dict[str, Any]) -> list[str]:
 
 
 def _config(attachment: dict[str, Any]) -> dict[str, Any]:
-    """The configuration of the link plugin's call from the record; {} when the record has none."""
+    """The configuration with which the link plugin was called, from its record; {} when the record has none."""
     try:
         config = json.loads((attachment["records"].get(LINK) or {}).get("config") or "{}")
     except ValueError:

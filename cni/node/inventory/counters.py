@@ -1,4 +1,4 @@
-"""The error counters of RDMA ports, and the rates and firmware versions that NICs of one model should share.
+"""The error counters of RDMA ports. Also the rates and firmware versions, which should be equal on NICs of one model.
 
 `railcni doctor` judges the values, and the agent reports them to Prometheus.
 
@@ -22,8 +22,8 @@ _LOSS = "see PFC and ECN here and on the switches: packets are lost on the way"
 
 @dataclass(frozen=True)
 class ErrorCounter:
-    """An error counter. `place` is a path in the port's folder or, after _NETDEV, in the folder of the port's netdev;
-    for a bond, counters of its ports are added. Fewer than `many` errors since the port's start are not reported."""
+    """An error counter. `place` is its path in the port's sysfs folder or, with the prefix _NETDEV, in that of the
+    port's netdev; for a bond, the counters of its ports are added. `railcni doctor` reports `many` errors or more."""
 
     place: str
     meaning: str
@@ -62,7 +62,7 @@ Samples = dict[tuple[str, ...], float]
 
 
 def read(device: str, port: int, root: str = "/sys") -> Counts:
-    """The values of a port's counters, without counters that the driver lacks."""
+    """The error counters of a port of the verbs device `device`. Counters that the driver lacks are left out."""
     here = f"{root}{rdma_sysfs.CLASS}/{device}/ports/{port}"
     netdev = rdma_sysfs.netdev_of(device, port, root)
     folders = [f"{root}/class/net/{name}" for name in beside(netdev, "lower_", root) or [netdev]]  # a bond's ports
@@ -76,7 +76,7 @@ def read(device: str, port: int, root: str = "/sys") -> Counts:
 
 
 def samples(root: str = "/sys") -> Samples:
-    """The values of all ports, by device, port and the counter's name."""
+    """The values of all ports' error counters, by (device, port, name of the counter)."""
     return {
         (device, str(port), counter.name): value
         for device in rdma_sysfs.devices(root)
@@ -86,8 +86,9 @@ def samples(root: str = "/sys") -> Samples:
 
 
 def siblings(root: str = "/sys") -> tuple[Samples, Samples]:
-    """Return the rates of active ports, in bytes a second, by device, port, model and link layer; and the value 1 by
-    device, model and firmware for each device with an active port. Virtual and software devices are left out."""
+    """Return two metrics of NICs with an active port; virtual functions and software devices are left out. The first
+    has the rate of each active port, in bytes a second, by (device, port, model, link layer). The second has the value
+    1 for each (device, model, firmware)."""
     rates: Samples = {}
     firmware: Samples = {}
     for device in rdma_sysfs.devices(root):

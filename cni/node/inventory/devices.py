@@ -17,7 +17,7 @@ from cni.shared.kernel.files import names_in
 class Gid:
     """An entry of a GID table. `kind` is "RoCE v2", for example; `ndev` is the netdev's name in its own namespace.
 
-    `owner` is the pod or namespace with a link `ndev` that has `address`; "" for this namespace or if unknown.
+    `owner` is the pod or namespace whose link `ndev` has `address`; "" for the command's own namespace, or if unknown.
     """
 
     index: int
@@ -30,9 +30,10 @@ class Gid:
 
 @dataclass(frozen=True)
 class Port:
-    """A port of a verbs device. `mtu` is the netdev's MTU, `roce_mtu` the RoCE MTU that results from it, both in bytes;
-    each is None if unknown, `roce_mtu` also without RoCE. `carrier` is None if the netdev is hidden. `room` is the size
-    of the GID table. `links` are this namespace's netdevs on the port; a GID with another `ndev` is a pod's."""
+    """A port of a verbs device. `mtu` is the netdev's MTU, and `roce_mtu` the RoCE MTU that results from it, both in
+    bytes, and both None if unknown. A port without RoCE has no `roce_mtu`. `carrier` is None if the netdev is in
+    another namespace. `room` is the size of the GID table. `links` are the netdevs of this namespace whose traffic
+    passes the port; a GID with another `ndev` belongs to a pod."""
 
     device: str
     number: int
@@ -109,8 +110,8 @@ def gigabits(rate: str) -> float | None:
 
 
 def model_of(device: str, address: str, root: str = "/sys") -> str:
-    """The vendor and product of a verbs device's PCI function and, if the driver shows it, the board: one product has
-    boards with different rates and firmware. "" for a software device."""
+    """The vendor and product IDs of the PCI function `address` of a verbs device and, if the driver shows it, the ID of
+    the board, since one product has boards with different rates and firmware. "" for a software device."""
     if not address:
         return ""
     product = ":".join(text(f"{root}/bus/pci/devices/{address}/{name}")[2:] for name in ("vendor", "device"))
@@ -123,7 +124,7 @@ def ports(devices: Iterable[VerbsDevice]) -> list[Port]:
 
 
 def ports_of(link: SandboxInterface, devices: Sequence[VerbsDevice], root: str = "/sys") -> list[Port]:
-    """The ports that carry the traffic of `link`: the ports of the netdev below, or of the link's own PCI function."""
+    """The RDMA ports that carry the traffic of `link`: those of the netdev below, or of the link's own PCI function."""
     below = rdma_sysfs.ports_of_netdev(link.lower, root) if link.lower else ()
     own = [device.name for device in devices if link.bus == "pci" and device.pci == link.device]
     return [port for port in ports(devices) if (port.device, port.number) in below or port.device in own]

@@ -1,8 +1,9 @@
-"""The PCI network functions and the software verbs devices of a node, as plain values: their names, the values that
+"""The PCI network functions and the software verbs devices of a node, as plain values: their names, the attributes that
 selectors compare, and their device nodes.
 
-When a pod has a function, sysfs hides the function's netdevs and, in RDMA's exclusive mode, its verbs devices. Their
-directories, and the directories of the character devices, stay (drivers/base/core.c, class_dir_create_and_add).
+When a function is in a pod, sysfs hides the function's netdevs and, in RDMA's exclusive mode, its verbs devices. The
+directories that contain them, and the directories of the character devices, stay (drivers/base/core.c,
+class_dir_create_and_add).
 Sources: Documentation/ABI/testing/sysfs-bus-pci, Documentation/ABI/stable/sysfs-class-infiniband and
 Documentation/driver-api/vfio.rst of the kernel.
 """
@@ -30,9 +31,9 @@ class Function:
     """A network function. `id` is its PCI address, the name of a subfunction ("mlx5_core.sf.4", on the auxiliary bus),
     or the name of a software verbs device (rxe, siw).
 
-    `vendor` and `product` are four hexadecimal digits, or "" for a software device. For a VF, `physical` is the PCI address of its PF, and `index`
-    the VF's number; for a PF, `physical` is its own address, and `index` -1. `nodes` are sorted names in
-    /dev/infiniband, such as "uverbs0". `iommu_group` is the name of the VFIO node: "42", or "noiommu-42" without IOMMU.
+    `vendor` and `product` are four hexadecimal digits, or "" for a software device. For a VF, `physical` is the PCI
+    address of its PF, and `index` the VF's number; for a PF, `physical` is its own address, and `index` -1. `nodes` are
+    names in /dev/infiniband: "uverbs0". `iommu_group` is the VFIO node's name: "42", or "noiommu-42" without IOMMU.
     """
 
     id: str
@@ -58,15 +59,15 @@ class Function:
 
     @property
     def is_on_pci(self) -> bool:
-        """Whether the function has a PCI address, which Multus and the plugins need."""
+        """Whether the function has a PCI address: Multus and the plugins can use no other function."""
         return topology.is_address(self.id)
 
 
 def read(root: str = "/sys", before: Sequence[Function] = ()) -> list[Function]:
-    """The PCI functions of the class "network" in the sysfs at `root`, by address, then subfunctions and software verbs
-    devices.
+    """The PCI functions of the class "network" in the sysfs at `root`, sorted by address, then the subfunctions and the
+    software verbs devices.
 
-    `before` is an earlier result, which gives the names of netdevs that are now in a pod.
+    `before` is an earlier result, from which the names of netdevs that are now in a pod are taken.
     """
     nodes = _nodes(root)
     former = {function.id: function for function in before}
@@ -116,7 +117,7 @@ def _function(device: topology.PciDevice, nodes: dict[str, list[str]], root: str
 
 
 def _subfunction(name: str, nodes: dict[str, list[str]], root: str) -> Function | None:
-    """The subfunction, which is no PCI device, of the verbs device `name`; None for a software device."""
+    """The subfunction that has the verbs device `name`; None for a software device. A subfunction is no PCI device."""
     place = os.path.realpath(f"{root}{rdma_sysfs.CLASS}/{name}/device")
     owner = sysfs.pci_above(place) if os.path.isdir(place) else ""
     if not owner:
@@ -161,7 +162,7 @@ def _link_type(verbs: tuple[str, ...], netdevs: tuple[str, ...], root: str) -> s
 
 
 def _nodes(root: str) -> dict[str, list[str]]:
-    """The names of device nodes by verbs device, and also by PCI address, since verbs devices may be hidden."""
+    """The names of device nodes, by verbs device and also by PCI address, since sysfs may hide verbs devices."""
     found: dict[str, list[str]] = {}
     for kind, folder in _NODES.items():
         names = [name for name in names_in(f"{root}/class/{folder}") if name.removeprefix(kind).isdigit()]

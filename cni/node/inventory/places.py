@@ -1,4 +1,4 @@
-"""Pods, network namespaces and directories as users name them, and the folder of named network namespaces."""
+"""Pods, network namespaces and directories, as users name them on the command line. Checks whether they exist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LABELS = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 
 
 def read_pod(text: str) -> str:
-    """Return `text`, a pod as NAMESPACE/POD. Raises ValueError for another form."""
+    """Check that `text` names a pod as NAMESPACE/POD, and return `text`. Raises ValueError for another form."""
     namespace, slash, name = text.partition("/")
     if not slash or not _LABELS.fullmatch(namespace) or not _LABELS.fullmatch(name) or "." in namespace:
         raise ValueError("want NAMESPACE/POD")
@@ -23,7 +23,8 @@ def read_pod(text: str) -> str:
 
 
 def require_directory(option: str, shown: str, path: str = "") -> None:
-    """Check that `path`, which the option calls `shown`, is a directory. Raises InvalidConfig if it is not."""
+    """Check that `path`, by default `shown`, is a directory; `shown` is the value of the command line's `option`, for
+    messages. Raises InvalidConfig if it is not."""
     if is_missing(path or shown):
         raise InvalidConfig(f'{option} "{shown}": there is no such directory')
     if os.path.isfile(path or shown):
@@ -31,7 +32,7 @@ def require_directory(option: str, shown: str, path: str = "") -> None:
 
 
 def is_missing(path: str) -> bool:
-    """Whether nothing is at `path`. False when this user may not look: opening the path reports the reason."""
+    """Whether nothing is at `path`. False if this user may not look there: opening the path will show the reason."""
     try:
         os.stat(path)
     except OSError as fault:
@@ -40,26 +41,26 @@ def is_missing(path: str) -> bool:
 
 
 def is_of_pod(pod: tuple[str, str], wanted: str) -> bool:
-    """Whether `wanted`, as [NAMESPACE/]NAME, means `pod`, a namespace and a name."""
+    """Whether the text `wanted`, [NAMESPACE/]NAME, means the pod with the (namespace, name) `pod`."""
     namespace, _, name = wanted.rpartition("/")
     return bool(name) and pod[1] == name and namespace in ("", pod[0])
 
 
 def namespace_path(text: str) -> str:
-    """The absolute path of the namespace `text`, a path or a name; "" for "". Symbolic links stay, as in cnitool."""
+    """The absolute path of the network namespace `text`, a path or a name. Symbolic links are not resolved."""
     if not text:
         return ""
     return os.path.abspath(text) if "/" in text else os.path.join(NAMED_NAMESPACES, text)
 
 
 def is_alive(netns: str) -> bool:
-    """Whether the network namespace `netns` may exist. True in doubt, so that no attachment in use is removed."""
+    """Whether the network namespace at `netns` may exist. True in doubt, so that no attachment in use is removed."""
     return not netns or namespaces.may_be_at(netns)
 
 
 def running_pods(root: str, pods: Collection[str]) -> list[str]:
-    """The UIDs in `pods` that have a cgroup on the node. Kubelet creates the cgroup before it prepares claims, and
-    removes it after the pod has ended. Names of systemd's cgroups have "_" in place of "-"."""
+    """The UIDs in `pods` that have a cgroup in the file system at `root`. Kubelet creates the cgroup before it prepares
+    claims, and removes it after the pod has ended. Names of systemd's cgroups have "_" in place of "-"."""
     wanted = {uid.replace("-", "_"): uid for uid in pods}
     names = (name for _, folders, _ in os.walk(f"{root}/sys/fs/cgroup") for name in folders)
     found = (_POD_GROUP.search(name) for name in names)

@@ -1,7 +1,7 @@
 """The network namespaces of this node, with their links, addresses and pods.
 
-Pods are found in railcni's records and in libcni's cache, which also has the pods of other plugins. Namespaces are
-found in the records, in the cache, below /run/netns, and through every process that this user may inspect.
+The pod of a namespace is found in railcni's records, or in libcni's cache, which has other plugins' attachments too.
+Namespaces are found in the records, in the cache, below /run/netns, and by each process that this user may inspect.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ REMEDY = "run it as root"  # the remedy if this user lacks the rights
 class SandboxInterface:
     """A link of a namespace. `addresses` have no prefix lengths; `networks` are the IPv4 addresses with prefix lengths.
 
-    `lower` is the name of the link below if this is in the command's own namespace, otherwise "". `up` is the
+    `lower` is the name of the link below; it is "" unless that link is in the command's own namespace. `up` is the
     administrative state, `carrier` the link state. `bus` and `device` name the parent device.
     """
 
@@ -53,7 +53,7 @@ class SandboxInterface:
 
 @dataclass(frozen=True)
 class NamespaceView:
-    """A network namespace. `netns` is its path, "" for the command's own; `pod` is "namespace/name" or ""."""
+    """A network namespace. `netns` is its path, "" for the command's own; `pod` is "namespace/name", "" if unknown."""
 
     netns: str
     pod: str
@@ -66,10 +66,11 @@ class NamespaceView:
 
 
 def read(state: str = STATE, cache: str = DIRECTORY, unread: list[str] | None = None) -> list[NamespaceView]:
-    """All namespaces that can be entered, the command's own first.
+    """All namespaces that can be entered, the command's own first. `state` is the directory of railcni's records, and
+    `cache` that of libcni's cache.
 
-    Failures to read are added to `unread` as sentences. Without `unread`, a failure to read the pods raises CniError,
-    and namespaces that this user may not enter are skipped.
+    Failures to read are added to `unread` as sentences. If `unread` is None, a failure to read the pods raises
+    CniError, and namespaces that this user may not enter are skipped.
     """
     missed = [] if unread is None else unread
     pods: dict[str, str] = {}
@@ -102,7 +103,7 @@ def read(state: str = STATE, cache: str = DIRECTORY, unread: list[str] | None = 
 
 
 def find(text: str, sandboxes: list[NamespaceView], state: str = STATE, cache: str = DIRECTORY) -> NamespaceView:
-    """The namespace `text`: [NAMESPACE/]POD, a path, or a name below /run/netns. Raises InvalidConfig if missing."""
+    """The namespace named `text`: [NAMESPACE/]POD, a path, or a name in /run/netns. Raises InvalidConfig if missing."""
     named = {s.pod: s for s in sandboxes if "/" not in text and is_of_pod(s.pod.partition("/")[::2], text)}
     if len(named) > 1:
         raise InvalidConfig(f"several pods have the name {text}: want one of {', '.join(sorted(named))}")
@@ -130,21 +131,21 @@ def _at(path: str, sandboxes: list[NamespaceView]) -> NamespaceView:
 
 
 def _recorded(state: str) -> Iterator[tuple[str, str]]:
-    """Yield the namespace's path and the pod of each attachment in railcni's records."""
+    """Yield, for each attachment in railcni's records, the path of the namespace and the pod."""
     for attachment in recorded.found(directory=state):
         if attachment["netns"]:
             yield attachment["netns"], attachment["pod"] or f"container {attachment['containerID'][:13]}"
 
 
 def _cached(cache: str) -> Iterator[tuple[str, str]]:
-    """Yield the namespace's path and the pod of each attachment in libcni's cache."""
+    """Yield, for each attachment in libcni's cache, the path of the namespace and the pod."""
     for entry in Cache(cache).all():
         if entry.parameters.netns and entry.pod:
             yield entry.parameters.netns, entry.pod
 
 
 def is_denied(fault: object) -> bool:
-    """Whether `fault`, an error or its text, is due to missing rights of a user other than root."""
+    """Whether `fault`, an error or its text, shows that this user, who is not root, lacks a right."""
     return os.geteuid() != 0 and any(os.strerror(number) in str(fault) for number in (errno.EACCES, errno.EPERM))
 
 
@@ -172,7 +173,7 @@ def _interfaces(there: namespaces.Namespace, own: namespaces.Namespace) -> Itera
 
 
 def _lower(link: Link, host: Rtnl, own_id: int | None, is_own: bool) -> str:
-    """The name of the link below `link` if that is in the command's own namespace, otherwise ""."""
+    """The name of the link below `link`; "" if that link is not in the command's own namespace."""
     there = link.lower_netnsid is None if is_own else link.lower_netnsid is not None and link.lower_netnsid == own_id
     if not link.lower_index or not there or link.kind == "veth":
         return ""

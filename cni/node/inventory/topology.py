@@ -1,4 +1,4 @@
-"""The distances of NICs and GPUs in the PCI tree of a node, which sysfs shows.
+"""The distances between NICs and GPUs in the PCI tree of a node, and the links that carry the node's own traffic.
 
 The path of a device in sysfs shows its place in the tree, "pci0000:3a/0000:3a:00.0/0000:3b:00.0/...": the host bridge,
 then every PCI bridge down to the device (Documentation/ABI/testing/sysfs-bus-pci). Distances have the names that
@@ -61,7 +61,7 @@ class Topology:
     one_node: bool = True
 
     def distance(self, one: PciDevice, other: PciDevice) -> str:
-        """The name of the distance of two functions of this node."""
+        """The distance between two PCI functions of this node, as nvidia-smi names it, such as "PIX"."""
         if one.address == other.address:
             return SELF
         common = len(os.path.commonprefix([one.above, other.above]))
@@ -80,7 +80,7 @@ class Topology:
 
 
 def read(nics: Iterable[tuple[str, str]], root: str = "/sys") -> Topology:
-    """The GPUs of the machine, and its NICs among `nics`, which have a name and a PCI address each."""
+    """The GPUs of the machine, and those of the NICs `nics`, each as (name, PCI address), that the machine has."""
     known = {name: device(name, root) for name in names_in(f"{root}/bus/pci/devices") if is_address(name)}
     gpus = [d for d in known.values() if d.is_gpu]
     gpus.sort(key=lambda d: [int(part, 16) for part in re.split("[:.]", d.address)])
@@ -89,7 +89,7 @@ def read(nics: Iterable[tuple[str, str]], root: str = "/sys") -> Topology:
 
 
 def device(address: str, root: str = "/sys") -> PciDevice:
-    """The PCI function with this address; attributes that sysfs does not show have their defaults."""
+    """The PCI function at `address`; attributes that sysfs does not show have their defaults."""
     folder = f"{root}/bus/pci/devices/{address}"
     parts = os.path.realpath(folder).split("/")
     first = next((i for i, part in enumerate(parts) if part.startswith("pci") and ":" in part), len(parts) - 1)
@@ -115,7 +115,7 @@ def text(path: str) -> str:
 
 
 def table(topology: Topology) -> tuple[Sequence[str], list[Sequence[str]]]:
-    """Return the column names and the rows of the matrix, a row for each GPU."""
+    """Return the column names and the rows of the table of distances: a row for each GPU, a column for each NIC."""
     columns = ("gpu", "pci", "numa", *(name for name, _ in topology.nics))
     rows: list[Sequence[str]] = []
     for number, gpu in enumerate(topology.gpus):
@@ -132,7 +132,7 @@ def _hex(digits: str) -> int:
 
 
 class _ProcRoute:
-    """A route that files of /proc show, with the attributes that `uplink.in_use` compares."""
+    """A route from files of /proc, with the attributes that the function `uplink.in_use` compares."""
 
     def __init__(self, link: str, dst: str, gw: str, priority: int, is_advertised: bool = False) -> None:
         self.index, self.dst, self.gw, self.priority = link, dst, gw, priority
@@ -143,7 +143,8 @@ class _ProcRoute:
 
 
 def _routes(proc: str) -> Iterator[_ProcRoute]:
-    """Yield the routes of net/route, which has the main table (proc(5)), and net/ipv6_route (net/ipv6/route.c)."""
+    """Yield the routes in the directory `proc`: those of net/route, which are the IPv4 routes of the main table
+    (proc(5)), and those of net/ipv6_route (net/ipv6/route.c of the kernel)."""
     for line in text(f"{proc}/net/route").splitlines()[1:]:
         fields = line.split()
         if len(fields) > 7 and not int(fields[3], 16) & _RTF_REJECT:
@@ -159,10 +160,10 @@ def _routes(proc: str) -> Iterator[_ProcRoute]:
 
 
 def uplinks(proc: str = "/proc/self", sys: str = "/sys") -> dict[str, str]:
-    """The links that carry the node's own traffic, and the links below them, each with the reason.
+    """The links that carry the node's own traffic, and the links below them, each by name with a text about the reason.
 
-    `proc` is the directory of a process in the node's network namespace. If the present process is in this namespace,
-    netlink shows the routes. Otherwise /proc and sysfs show the default routes and the routes to storage.
+    `proc` is the directory of a process in the node's network namespace. If the present process is in this namespace
+    too, netlink shows all routes. Otherwise /proc and sysfs show only the default routes and the routes to storage.
     """
     if _is_own_namespace(proc):
         with Rtnl() as host:
@@ -186,7 +187,7 @@ def _is_own_namespace(proc: str) -> bool:
 
 
 def _shown_ways(proc: str, sys: str) -> Iterator[tuple[str, str]]:
-    """Yield each link that files of /proc and sysfs show to carry the node's traffic, with the reason."""
+    """Yield each link that carries the node's own traffic as /proc and sysfs show it, and the reason as text."""
     every = list(_routes(proc))
     defaults = [route for route in every if route.network.prefixlen <= _SHORT[route.network.version]]
     for route in uplink.in_use(defaults):  # type: ignore[arg-type]
@@ -203,7 +204,8 @@ def _shown_ways(proc: str, sys: str) -> Iterator[tuple[str, str]]:
 
 
 def beside(netdev: str, direction: str, sys: str) -> list[str]:
-    """The links directly below the netdev ("lower_"), such as ports of a bond, or above ("upper_"), such as VLANs."""
+    """The links directly below the netdev, such as ports of a bond, if `direction` is "lower_"; those directly above
+    it, such as VLANs, if `direction` is "upper_"."""
     names = names_in(f"{sys}/class/net/{netdev}")
     return sorted(name.removeprefix(direction) for name in names if name.startswith(direction))
 
