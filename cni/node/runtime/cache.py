@@ -1,7 +1,7 @@
 """The cache of libcni: for each attachment a "cniCacheV1" file, DIRECTORY/results/NETWORK-CONTAINERID-IFNAME.
 
-The file names and fields are libcni's (libcni/api.go, cachedInfo). So cnitool, containerd, podman and this command can
-detach attachments that one of the others made. `config` is the conflist, in base64 as Go encodes bytes.
+The file names and fields are libcni's (libcni/api.go, cachedInfo). So each of cnitool, containerd, podman and railcni
+can detach what another one has attached. `config` is the conflist, in base64 as Go encodes bytes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Parameters:
 
 @dataclass(frozen=True)
 class CachedResult:
-    """One attachment in the cache. `config` is its conflist as JSON, `result` the result of the last plugin."""
+    """One attachment in the cache. `config` is the network's conflist as JSON, `result` that of the last plugin."""
 
     network: str
     parameters: Parameters
@@ -60,7 +60,8 @@ class Cache:
         self._results = os.path.join(directory, "results")
 
     def read(self, network: str, parameters: Parameters) -> CachedResult | None:
-        """The entry, if any. Raises StateDamaged when the file is not libcni's, IoFailure when reading fails."""
+        """The entry of an attachment; None without an entry. Raises StateDamaged when the file does not have libcni's
+        format, IoFailure when reading fails."""
         return self._load(_name(network, parameters))
 
     def write(self, entry: CachedResult) -> None:
@@ -88,7 +89,8 @@ class Cache:
             os.unlink(os.path.join(self._results, _name(network, parameters)))
 
     def all(self, network: str = "") -> list[CachedResult]:
-        """All entries, or those of `network`, by file name, without other files. Raises IoFailure if listing fails."""
+        """All entries, or only those of `network`, sorted by file name. Files that are no valid entry are skipped.
+        Raises IoFailure if the directory cannot be listed."""
         names, found = [], []
         with worded(f"{self._results} cannot be listed"), suppress(*_MISSING):
             names = os.listdir(self._results)
@@ -114,7 +116,7 @@ class Cache:
 
 @contextmanager
 def worded(action: str) -> Iterator[None]:
-    """Turn an OSError of the block into an IoFailure whose message begins with `action`."""
+    """Turn an OSError in the `with` block into an IoFailure, whose message begins with `action`."""
     try:
         yield
     except OSError as fault:

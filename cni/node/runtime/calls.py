@@ -1,8 +1,8 @@
-"""A container runtime for networks, which runs their plugins in order, and keeps the results.
+"""A container runtime for networks, which runs the plugins of a network in order, and keeps the results.
 
-Plugins are called as by libcni (libcni/api.go, SPEC.md section 3). Three differences help the user of a command line:
-DEL and GC take all steps before they report errors; VERSION comes before an ADD; and if a network's version is too old
-for CHECK or STATUS, the call uses a newer version that the network's plugins support.
+Plugins are called as by libcni (libcni/api.go, SPEC.md section 3). Three differences help the user of a command line.
+DEL and GC call all plugins before they report errors. A call of VERSION precedes an ADD. If a network's version is too
+old for CHECK or STATUS, the call uses a newer version that the network's plugins support.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cni.shared.spec.request import NEWEST, SUPPORTED, VERBS_SINCE, at_least
 
 
 class Runtime:
-    """Runs the plugins of networks, and keeps their results in `cache`."""
+    """A runtime that calls the plugins of networks, and keeps their results in `cache`."""
 
     def __init__(self, executables: Executables, cache: Cache) -> None:
         self._run = executables.run
@@ -30,7 +30,7 @@ class Runtime:
     # --- verbs ---
 
     def add(self, network: Network, parameters: Parameters, version: str) -> dict[str, Any]:
-        """ADD along the chain in `version`; return the result of the last plugin, which is also kept in the cache."""
+        """Call each plugin with ADD, in the spec version `version`; return and cache the result of the last plugin."""
         result: dict[str, Any] | None = None
         for step in network.steps:
             config = _request(network, step, version, parameters, result)
@@ -43,8 +43,8 @@ class Runtime:
         return result or {}
 
     def delete(self, network: Network, parameters: Parameters) -> None:
-        """DEL along the chain in reverse; a failed step does not stop the others. If no step fails, remove the
-        attachment from the cache. Raises the error of the failed step, or StepsFailed if several steps failed."""
+        """Call each plugin with DEL, in reverse order, even after a failed call. If no call fails, remove the
+        attachment from the cache. Raises the error of the failed call, or StepsFailed if several calls failed."""
         version, previous = self._version(network), None
         if at_least(version, "0.4.0"):
             with suppress(CniError):  # a DEL works without prevResult
@@ -57,7 +57,7 @@ class Runtime:
         self.cache.remove(network.name, parameters)
 
     def check(self, network: Network, parameters: Parameters) -> None:
-        """CHECK along the chain, against the result of the ADD; do nothing if the network has disableCheck."""
+        """Call each plugin with CHECK and the cached result of the ADD; do nothing if the network has disableCheck."""
         if network.disable_check:
             return
         version = self._version_with("CHECK", self._version(network), [step.type for step in network.steps])
@@ -71,7 +71,8 @@ class Runtime:
             self._run("CHECK", step.type, _request(network, step, version, parameters, previous), parameters)
 
     def gc(self, network: Network, valid: Sequence[Parameters], stale: Sequence[CachedResult]) -> bool:
-        """DEL each `stale` attachment, then, from version 1.1.0 on, GC with `valid`. Return whether GC was called.
+        """Call DEL for each `stale` attachment, then GC with `valid` if the version has GC. Return whether GC was
+        called.
 
         Do nothing if the network has disableGC.
         """
@@ -94,7 +95,8 @@ class Runtime:
         return asked
 
     def status(self, network: Network) -> list[tuple[ChainStep, CniError | None]]:
-        """Each step with its error for STATUS, or None if ready. A plugin without STATUS has an error of code 1."""
+        """Call each plugin with STATUS. Return each step with the plugin's error, or None if the plugin is ready. A
+        plugin that does not support STATUS counts as failed, with the error code 1."""
         answers: list[tuple[ChainStep, CniError | None]] = []
         for step in network.steps:
             faults: list[CniError] = []
@@ -107,7 +109,7 @@ class Runtime:
     # --- versions and results ---
 
     def negotiate(self, network: Network) -> str:
-        """The newest version that the network and all its plugins support. Raises IncompatibleVersion without one.
+        """The newest version that the network and all its plugins support. Raises IncompatibleVersion if there is none.
 
         SPEC.md, "Version considerations".
         """
@@ -139,14 +141,14 @@ class Runtime:
         return parsing.parse(entry.result, "the cached result").document(version)
 
     def _version(self, network: Network) -> str:
-        """The version for verbs after an ADD: negotiated again if the network allows several versions."""
+        """The spec version for calls after an ADD; it is negotiated again if the network allows several versions."""
         if len(network.versions) > 1:
             with suppress(CniError):  # the step itself will report the fault of its plugin
                 return self.negotiate(network)
         return network.versions[-1]
 
     def _version_with(self, verb: str, version: str, plugins: Sequence[str]) -> str:
-        """`version` if it has `verb`, else the newest version with `verb` that all `plugins` support. Raises
+        """`version` if its spec has `verb`, else the newest version with `verb` that all `plugins` support. Raises
         IncompatibleVersion if there is no such version."""
         since = VERBS_SINCE[verb]
         if at_least(version, since):
@@ -166,7 +168,7 @@ def _config(network: Network, step: ChainStep, version: str) -> dict[str, Any]:
 def _request(
     network: Network, step: ChainStep, version: str, parameters: Parameters, previous: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """The configuration for the plugin's stdin (SPEC.md, "Deriving request configuration")."""
+    """The configuration for the stdin of the plugin of `step` (SPEC.md, "Deriving request configuration")."""
     config = _config(network, step, version)
     if previous is not None:
         config["prevResult"] = previous
@@ -179,7 +181,7 @@ def _request(
 
 @contextmanager
 def _noted(faults: list[CniError]) -> Iterator[None]:
-    """Add an error of the block to `faults` instead of raising the error."""
+    """Add a CniError in the `with` block to `faults` instead of raising it."""
     try:
         yield
     except StepsFailed as several:

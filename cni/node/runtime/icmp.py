@@ -15,7 +15,7 @@ _IPV6_MTU_DISCOVER = 23  # include/uapi/linux/in6.h
 
 
 def ping(address: str, payload: int, sequence: int, seconds: float = 10.0, source: str = "") -> float:
-    """The round-trip time in seconds of an echo with `payload` bytes and no fragmentation, from `source` if given.
+    """The round-trip time in seconds of an unfragmented echo with `payload` bytes, from the address `source` if given.
 
     Raises OSError when this fails: EMSGSIZE if the packet exceeds the MTU, TimeoutError without a reply in `seconds`.
     """
