@@ -1,4 +1,4 @@
-"""The HTTP endpoint of a program. Its own threads serve it, so no silent client and no slow page delays a probe."""
+"""The HTTP endpoint of a program. Each connection has a thread, so no silent client and no slow page delays a probe."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ TEXT = "text/plain; charset=utf-8"
 
 
 def readiness(faults: Sequence[str], lacks: Sequence[str]) -> tuple[int, str, str]:
-    """The answer to a probe: 503 with `faults` or, if there are none, 200 with "ok" and `lacks`, the present limits."""
+    """The answer to a probe, as (HTTP status, content type, text): 503 with `faults` or, if there are none, 200 with
+    "ok" and `lacks`, which say what the program cannot do at present."""
     return (503, TEXT, "\n".join(faults)) if faults else (200, TEXT, "\n".join(["ok", *lacks]))
 
 
 class HttpEndpoint:
-    """Listen on `address`, and answer GET and HEAD for the paths in `pages`. Raises IoFailure if listening fails."""
+    """An HTTP server on `address` for GET and HEAD of the paths in `pages`. Raises IoFailure if it cannot listen."""
 
     def __init__(self, address: tuple[str, int], pages: dict[str, Page]) -> None:
         host, port = address
@@ -48,7 +49,8 @@ class HttpEndpoint:
 
 
 class _Server(ThreadingHTTPServer):
-    """A server that closes the oldest of too many connections. Probes send at once, so they are answered in time."""
+    """A server that closes its oldest connection when it has too many. A probe sends its request at once, so it is
+    answered before its connection is the oldest."""
 
     daemon_threads = True
     request_queue_size = _MOST_CLIENTS
@@ -76,14 +78,14 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Close connections older than _CLIENT_SECONDS. serve_forever calls this twice a second."""
+        """Close connections older than _CLIENT_SECONDS. The method serve_forever calls this method twice a second."""
         latest = time.monotonic() - _CLIENT_SECONDS
         with self._lock:
             for client in [client for client, begin in self._clients.items() if begin <= latest]:
                 self._send_away(client)
 
     def _send_away(self, client: socket.socket) -> None:
-        """Wake the thread that reads or writes on the connection, so that the thread closes the connection and ends."""
+        """Shut the connection down. The thread that reads or writes on it then closes the connection and ends."""
         del self._clients[client]
         with contextlib.suppress(OSError):  # the client has closed the connection
             client.shutdown(socket.SHUT_RDWR)
@@ -93,12 +95,12 @@ class _Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """A handler that sends complete texts and logs no requests, since the log is for the program's actions."""
+    """An HTTP handler that sends each answer whole. It logs no requests: the log is for the program's actions."""
 
     server_version, sys_version = f"railcni/{VERSION}", ""
 
     def send(self, status: int, kind: str, text: str) -> None:
-        """Send the answer, without `text` for HEAD."""
+        """Send an answer with the HTTP status and the content type `kind`; the body is `text`, but empty for HEAD."""
         body = text.encode("utf-8", "replace")
         self.send_response(status)
         self.send_header("Content-Type", kind)

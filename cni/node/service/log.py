@@ -15,8 +15,8 @@ LEVELS = ("debug", "info", "warning", "error")
 
 
 class AgentLog(Log):
-    """A log for people and programs, which the plugins' code can also use. Lines below the level `threshold`, one of
-    LEVELS, are not written."""
+    """A log that people and programs can read. The plugins' code can also use it. Lines below the level `threshold`,
+    one of LEVELS, are not written."""
 
     __slots__ = ("_last", "_shown")
 
@@ -36,7 +36,8 @@ class AgentLog(Log):
             sys.stderr.flush()
 
     def state(self, about: str, text: str, **fields: object) -> None:
-        """Write the warning `text` if it differs from the last text for `about`; "" means that the fault has ended."""
+        """Write the warning `text` about the subject `about`, unless it is the same text as last time. The text ""
+        means that the fault has ended; nothing is written then."""
         if self._last.get(about, "") != text:
             self._last[about] = text
             if text:

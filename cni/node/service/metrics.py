@@ -1,4 +1,4 @@
-"""Numbers for Prometheus, in its text format 0.0.4. Pure.
+"""Metrics for Prometheus, in its text format 0.0.4. No I/O.
 
 This project has its own writer, since the format has only three kinds of lines: prometheus_client would be one more
 package in each bundle, with security updates for every node. A metric that Calico's IPAM also has gets Calico's name
@@ -17,7 +17,7 @@ _BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)  # sec
 
 
 class Family:
-    """A metric with a value for each tuple of label values. This class is a gauge."""
+    """A metric with a value for each tuple of label values. Its type is gauge, unless a subclass has another."""
 
     kind = "gauge"
 
@@ -28,12 +28,12 @@ class Family:
         self._values: dict[tuple[str, ...], float] = {}
 
     def set(self, value: float, *labels: str) -> Self:
-        """Set the sample with these labels to `value`; return the metric."""
+        """Set the sample with the label values `labels` to `value`; return the metric."""
         self._values[labels] = value
         return self
 
     def add(self, value: float, *labels: str) -> None:
-        """Add `value` to the sample with these labels."""
+        """Add `value` to the sample with the label values `labels`."""
         self._values[labels] = self._values.get(labels, 0.0) + value
 
     def replace(self, values: dict[tuple[str, ...], float]) -> None:

@@ -1,4 +1,4 @@
-"""The frame of a program that serves until a signal ends it."""
+"""The common part of railcni's programs that serve until a signal ends them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ Run = Callable[[asyncio.Event], Awaitable[None]]
 
 
 async def serve(name: str, listen: tuple[str, int], pages: dict[str, Page], run: Run, log: AgentLog) -> int:
-    """Run `run(event)`; SIGTERM or SIGINT sets the event. Also serve `pages` and /healthz. Return the exit code."""
+    """Run the program `name`: await `run(event)`, whose event is set by SIGTERM or SIGINT, and return the exit code.
+    Meanwhile serve `pages` and /healthz over HTTP at the address `listen`."""
     ended = asyncio.Event()
     events = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
