@@ -3,9 +3,9 @@
     python cni/compiled/pack.py
 
 writes bin/modules.TAG. TAG is the version of the Python that runs the command (cpython-311), because compiled code fits
-only one version. The file begins with a head of HEAD bytes: the marshalled pair (code of cni/compiled/packed.py, index),
-and at the end of the head a digest of the content. The code of each module follows. Docstrings, assertions, annotations
-and the imports for annotations are left out: nothing reads them in a plugin.
+only one version. The file begins with a head of HEAD bytes. The head has the marshalled pair (code of
+cni/compiled/packed.py, index), and at its end a digest of the whole content. The code of each module follows the head.
+Docstrings, assertions, annotations and the imports for annotations are left out: nothing reads them in a plugin.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def modules(root: str) -> list[tuple[str, bool, str]]:
 
 
 def compiled(root: str, path: str) -> CodeType:
-    """The code of the file at `path`. Tracebacks name the file relative to `root`."""
+    """The compiled code of the file at `path`. Tracebacks name the file relative to `root`."""
     with open(path, encoding="utf-8") as file:
         tree = ast.parse(file.read(), path)
     tree.body = [node for node in tree.body if not _is_for_annotations(node)]

@@ -1,12 +1,12 @@
-"""The first code of a launcher: import modules from the pack, the file of compiled modules (cni/compiled/pack.py).
+"""The first Python code of an executable: import modules from the pack, the file of compiled modules (see pack.py).
 
-The launcher defines three globals and calls `main`. `root` is the directory of the project, `pack` the descriptor of
-the file. `index` maps the name of each module to three values: whether the module is a package, the offset and the size
-of its code, in bytes.
+The launcher (bin/launcher.in) defines three globals and calls `main`. `root` is the directory of the project, `pack`
+the file descriptor of the pack. `index` maps the name of each module to three values: whether the module is a package,
+the offset and the size of its code, in bytes.
 
-The first argument of the command line is the identity of a caller that found no warm worker (cni/warm/launcher.c). With
-this argument, the process starts a supervisor of workers after the call. A second argument is the descriptor of a lock;
-with it, the process becomes the supervisor itself.
+The first argument, if any, is the identity of a caller that found no warm worker, a process that waits for calls
+(cni/warm). With this argument, the process starts a supervisor of workers after the call. A second argument is the
+descriptor of a lock; with it, the process becomes the supervisor itself.
 
 An import from a directory costs 0.1 ms, mostly for a dozen system calls. An import from the pack costs 0.06 ms, which
 saves 2 ms for the 48 modules of a CHECK.
