@@ -18,13 +18,14 @@ _PIECE = 1 << 16  # the most bytes of stdout in a packet, as in launcher.c
 
 
 def name_of(identity: str) -> str:
-    """The name of socket and lock, without suffix: the part of `identity` for the pack, the namespaces and the settings."""
+    """The file name, without suffix, of the socket and lock of a supervisor: the part of the caller's `identity` that
+    stands for the pack, the namespaces and the settings."""
     return "-".join(identity.split("-")[:4])
 
 
 class Call:
-    """A request. `plugin` is the plugin's name; `identity`, `umask` and `environ` are the caller's. `netns` identifies the
-    namespace at CNI_NETNS: "minor:inode", of the file's device and inode numbers."""
+    """A request of a launcher to a worker. `plugin` is the plugin's name; `identity`, `umask` and `environ` are the
+    caller's. `netns` is "MINOR:INODE" of the file at CNI_NETNS: its minor device number and its inode number."""
 
     def __init__(self, identity: str, plugin: str, umask: int, netns: str, environ: dict[bytes, bytes]) -> None:
         self.identity = identity
@@ -35,7 +36,7 @@ class Call:
 
 
 def parse(packet: bytes) -> Call:
-    """The request in a packet. Raises ValueError for any other packet."""
+    """The request in a packet. Raises ValueError if the packet is no request."""
     identity, plugin, umask, netns, *entries = packet.split(b"\0")
     environ: dict[bytes, bytes] = {}
     for entry in entries:
@@ -46,7 +47,7 @@ def parse(packet: bytes) -> Call:
 
 
 def asked(plugin: str) -> bytes:
-    """The request of the command `railcni` to a worker; `plugin` is STATUS or STOP."""
+    """The packet by which the command `railcni` asks a worker for its status (`plugin` is STATUS) or to end (STOP)."""
     return b"\0".join((b"", plugin.encode(), b"0", b"", b""))
 
 

@@ -1,9 +1,9 @@
 """Start a supervisor after the reply of a call that found no workers.
 
 The supervisor inherits from the caller the namespaces, the control group and some environment variables (_SETTINGS). It
-inherits no descriptor (a runtime would wait for a pipe's end), session, signal handler, directory or other variable. A
-failure of the start is ignored. If the caller's resource limits or seccomp filter would hinder the calls of other
-callers, no supervisor is started.
+inherits no descriptor (a runtime would wait for a pipe's end), session, signal handler, working directory or other
+variable. A failure of the start is ignored. No supervisor is started if the caller's resource limits or seccomp filter
+would hinder the calls of other callers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SETTINGS = (b"HOSTALIASES", b"LOCALDOMAIN", b"RES_OPTIONS", b"RESOLV_", b"OPENS
 
 
 def supervisor(script: str, identity: str) -> None:
-    """Start a supervisor (Python with `script`) for callers with the launcher's `identity`, if there is none.
+    """Start a supervisor (Python with `script`) for callers with the launcher's `identity`, unless one is running.
 
     In the forked process this function never returns: that process ends or becomes the supervisor.
     """
@@ -64,7 +64,7 @@ def _lock(identity: str) -> int:
 
 
 def _raise_limits() -> bool:
-    """Raise the soft resource limits to the hard limits, and return whether these suffice for workers."""
+    """Raise the soft resource limits to the hard limits, and return whether the hard limits suffice for workers."""
     unlimited = resource.RLIM_INFINITY
     for limit in (resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_DATA, resource.RLIMIT_FSIZE):
         _, most = resource.getrlimit(limit)

@@ -56,7 +56,7 @@ def main(identity: str, lock: int, pack: str, modules: Iterable[str]) -> NoRetur
 
 
 class Supervisor:
-    """The supervisor of the callers with one identity, as the module describes it."""
+    """The supervisor of the workers for callers with one identity (with the same modules, namespaces and settings)."""
 
     def __init__(self, identity: str, lock: int, pack: str, prctl: Callable[[int, object], int]) -> None:
         self._identity = identity
@@ -118,7 +118,7 @@ class Supervisor:
                     last_call = time.monotonic()
 
     def _rest(self) -> None:
-        """End the workers, wait for the next call or for a reason to end, and make workers again."""
+        """End the workers, wait until a call comes or the supervisor must end, and make workers again."""
         for process in self._workers:
             os.kill(process, signal.SIGTERM)
         poll = select.poll()
@@ -137,7 +137,7 @@ class Supervisor:
         return self._found() != self._socket or self._marks() != self._before
 
     def _marks(self) -> list[tuple[int, ...]]:
-        """Values that change with the pack and the policy files, also if a ConfigMap replaces the target of a link."""
+        """Values that change with the pack or a policy file, also if a ConfigMap changes the target of a link."""
         return [files.mark(path, links=True) for path in self._depends]
 
     def _found(self) -> tuple[int, ...]:
@@ -145,7 +145,7 @@ class Supervisor:
         return files.mark(self._path + protocol.SOCKET)[:2]
 
     def _fill(self) -> None:
-        """Make workers until the pool has LEAST, or one more worker when none is idle."""
+        """Make workers until the pool has LEAST workers; make one more if the pool has enough and none is idle."""
         missing = min(LEAST, self._board.size) - len(self._workers)
         if missing <= 0 and IDLE not in self._board.states() and len(self._workers) < self._board.size:
             missing = 1
@@ -177,7 +177,7 @@ class Supervisor:
             os._exit(1)
 
     def _bury(self) -> None:
-        """Free the slots of the workers that have ended, and note their faults."""
+        """Free the slots of the workers that have ended; note the fault if a worker was killed or failed."""
         while self._workers:
             process, status = os.waitpid(-1, os.WNOHANG)
             if not process:

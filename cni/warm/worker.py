@@ -38,10 +38,10 @@ FREE, IDLE, BUSY = range(3)
 
 
 class Board:
-    """Shared memory in which a supervisor and its at most `size` workers note their state.
+    """Shared memory in which a supervisor and its workers, at most `size`, note their state.
 
     The supervisor makes it before it forks workers. Each field has one writer at a time, so there is no lock: a worker
-    writes its slot, the supervisor the rest.
+    writes its own slot, and the supervisor everything else.
     """
 
     def __init__(self, size: int) -> None:
@@ -49,7 +49,7 @@ class Board:
         self._memory = mmap(-1, _HEAD.size + size * _SLOT.size)
 
     def set(self, slot: int, state: int, calls: int = 0, call: bytes = b"") -> None:
-        """Set a slot's state and current call, and add `calls` to its count."""
+        """Set the state and the current call of `slot`, and add `calls` to the slot's count of calls."""
         place = _HEAD.size + slot * _SLOT.size
         _, served, _ = _SLOT.unpack_from(self._memory, place)
         _SLOT.pack_into(self._memory, place, state, served + calls, call)
@@ -69,7 +69,7 @@ class Board:
 
     @property
     def head(self) -> tuple[int, str]:
-        """The start of the supervisor, in seconds since 1970, and the text of the last fault."""
+        """The start of the supervisor, in seconds since 1970, and the text about the workers' last fault."""
         began, fault = _HEAD.unpack_from(self._memory)
         return began, _text(fault)
 
@@ -80,7 +80,7 @@ class Board:
 
 
 class Worker:
-    """The worker in `slot` of `board`. It accepts calls on `listening`, and writes to `poke` to wake the supervisor."""
+    """The worker in `slot` of `board`. It accepts calls on `listening`, and writes to `poke` to wake its supervisor."""
 
     def __init__(self, listening: socket.socket, board: Board, slot: int, identity: str, poke: int) -> None:
         self._listening = listening
@@ -191,14 +191,14 @@ class Worker:
         return status == 0 and self._is_as_before()
 
     def _set_environment(self, environ: dict[bytes, bytes]) -> None:
-        """Set the process's environment to `environ`. Most variables are those of the call before."""
+        """Set the process's environment to `environ`. Only variables that differ from those before are changed."""
         for name in self._environ.keys() - environ.keys():
             del os.environb[name]
         os.environb.update(environ.items() - self._environ.items())
         self._environ = environ
 
     def _is_as_before(self) -> bool:
-        """Whether the process is as before: no new descriptor, the same network namespace, no excessive memory."""
+        """Whether the process is as before the call: no new descriptor, the same namespace, no excessive memory."""
         return (
             _open_files() <= self._files + self._kept.files()
             and os.stat(_OWN).st_ino == self._own
