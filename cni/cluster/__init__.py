@@ -1,1 +1,1 @@
-"""The agent, which frees dead leases; the audit, which the agent and the command share; and the webhook for DRANET."""
+"""The agent, which frees the leases of pods that are gone; the audit of leases; and the IPAM webhook for DRANET."""

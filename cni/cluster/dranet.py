@@ -3,12 +3,12 @@
 DRANET (github.com/kubernetes-sigs/dranet) is a DRA driver that moves a device into a pod without CNI. With its option
 --profile-provider=webhook (site/content/docs/contributing/webhook-providers.md) it asks for the addresses of a device
 whose claim names a `profile`: a file in --conf-dir with that `name` and an `ipam` block. The plugin of that block is
-executed with the claim's UID as containerID, and an interface name made from the device's name. DRANET's example for
-Go's whereabouts has the same rules: each of the two can release addresses that the other has given.
+executed with the claim's UID as containerID, and an interface name made from the device's name. DRANET's example
+webhook for Go's whereabouts makes both in the same way, so each webhook can release addresses that the other has given.
 
 DRANET does not repeat a failed release. So this program frees the leases of deleted ResourceClaims. It finds them in
 this node's records: their network is a profile, their containerID a UID, and they have no pod. Kubernetes keeps the
-object of a claim while a pod uses it. A lease is freed when two readings, a grace period apart, find no such claim.
+object of a claim while a pod uses it. A lease is freed when two readings, a grace period apart, do not find its claim.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Profiles:
         self._executables = executables
 
     def give(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Claim addresses for a device, or find those of an earlier request; return DRANET's reply, with routes."""
+        """Allocate addresses for a device, or find those of an earlier request; return DRANET's reply, with routes."""
         result = self.run("ADD", _attachment(request)) or {}
         addresses = result.get("ips") or []
         gateways = {":" in one["gateway"]: one["gateway"] for one in addresses if one.get("gateway")}
@@ -78,7 +78,7 @@ class Profiles:
         return {"interface": {"addresses": [one["address"] for one in addresses]}, "routes": routes}
 
     def release(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Free the addresses of a device, if it still has any; return an empty answer."""
+        """Free the addresses of a device, if it still has any; return an empty reply."""
         self.run("DEL", _attachment(request))
         return {}
 
@@ -200,7 +200,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _free_gone(profiles: Profiles, options: argparse.Namespace, log: AgentLog) -> None:
-    """Every `grace` seconds, free the attachments that had no claim in the last two readings. Failures are logged."""
+    """Every `grace` seconds, free the attachments whose claim was missing in the last two readings. Log faults."""
     gone: set[Attachment] = set()
     while True:
         try:
@@ -217,7 +217,7 @@ def _free_gone(profiles: Profiles, options: argparse.Namespace, log: AgentLog) -
 
 
 def _without_claim(profiles: Profiles, options: argparse.Namespace, log: AgentLog) -> set[Attachment]:
-    """This node's attachments for ResourceClaims that no longer exist."""
+    """This node's attachments that DRANET made for ResourceClaims that no longer exist."""
     held = [a for a, _, record in Records(STATE, log).all(PART) if _is_of_claim(a, record) and profiles.has(a.network)]
     path = (kubeconfig_of(options.kubeconfig) or of_flat_file().kubeconfig) if held else ""
     if not path:
@@ -236,7 +236,7 @@ def _is_of_claim(attachment: Attachment, record: dict[str, Any]) -> bool:
 
 
 def _make_way(path: str) -> None:
-    """Make the socket's folder; remove the socket of an ended process. Raises IoFailure if a process listens on it."""
+    """Make the socket's folder; remove a socket that no process uses. Raises IoFailure if a process listens on it."""
     try:
         os.makedirs(os.path.dirname(path) or ".", 0o755, exist_ok=True)
         if not stat.S_ISSOCK(os.lstat(path).st_mode):

@@ -1,12 +1,12 @@
 """The program `railcni agent`; its options are in cni/cli/agent.py.
 
-agent            the agent's tasks, made from its options, and its pages: the installation's health, and metrics
+agent            the agent's tasks, made from its options, and its HTTP pages with health and metrics
 loop             the loop that runs the tasks
-nodefiles        kubeconfig, token, flat file and node name
-collector        the task that frees dead leases and restores lost ones
-cluster_stores   the collector's view of the stores in the API server: since when leases are dead, which leases are lost
+nodefiles        the files that plugins need: kubeconfig with token, flat file (whereabouts.conf) and node name
+collector        the task that frees the leases of pods that are gone, and restores lost leases of other pods
+cluster_stores   what the collector knows of the leases in the API server, and how it restores a lost lease
 events           Events of Kubernetes
 
-cni/cluster/audit/free.py frees a lease, also for `railcni ipam reclaim`; silence.py has the election of the agent that
-frees the leases of nodes without an agent.
+In cni/cluster/audit, free.py frees a lease, also for `railcni ipam reclaim`, and silence.py elects the agent that frees
+the leases of nodes without an agent.
 """

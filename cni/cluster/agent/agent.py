@@ -44,10 +44,10 @@ _RESIGN_SECONDS = 0.4
 
 
 class Health:
-    """The health of the installation that `options` name, for the kubelet's probes.
+    """The health of the installation in the folders that `options` name, for the kubelet's probes.
 
-    Each probe reads the state of the files, but executes the plugins only when one of their files has changed since
-    the last success. So most probes cost only some system calls.
+    Each probe reads the metadata of the installed files. It executes the plugins only if their files have changed since
+    the last probe without a fault. So most probes cost only some system calls.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -113,7 +113,7 @@ class Agent:
     # --- the API server ---
 
     def server(self) -> Cluster:
-        """The cluster, with the present kubeconfig or service account. Raises CniError without usable credentials."""
+        """The client of the API server, with the present credentials. Raises CniError without usable credentials."""
         if self._server is None:
             chosen.kubeconfig_of(self._options.kubeconfig)  # raises for a missing file, which may appear later
             self._server = Cluster(self._kubeconfig(), seconds=SECONDS)
@@ -131,7 +131,8 @@ class Agent:
         raise InvalidConfig(message)
 
     def _datastore(self, wanted: str) -> str:
-        """Return the recorded store. Without one, record the store with leases if exactly one has any, else `wanted`."""
+        """Return the kind of store that the cluster has recorded. If none is recorded, first record one: the kind that
+        has leases or, if both kinds or neither have leases, `wanted`."""
         cluster = self.server()
         if not (chosen := cluster.datastore()):
             used = cluster.used()
@@ -139,7 +140,7 @@ class Agent:
         return chosen
 
     def _compare_datastore(self, named: str) -> None:
-        """Record the flat file's store, `named`, if the cluster has none recorded. Warn once if the two differ."""
+        """Record `named`, the store in the flat file, for the cluster; if another store is recorded, warn once."""
         if named not in stores.IN_CLUSTER or named == self._compared:
             return
         chosen = self.server().choose(named)
@@ -149,7 +150,7 @@ class Agent:
             self._log.say("warning", message, file=f"{self._folder_shown}/{nodefiles.FLAT_FILE}")
 
     def _observe(self, verb: str, resource: str, seconds: float, fault: BaseException | None) -> None:
-        """Count a request of this process to an API server in the metrics (Api.observe)."""
+        """Record the duration (`seconds`) and the `fault` of a request to the API server in the metrics."""
         place = resource.split("/")
         kind = f"{place[0]}/{place[-1]}" if len(place) > 1 else resource
         self.metrics.durations.observe(seconds, verb, kind)
@@ -159,7 +160,7 @@ class Agent:
             self.metrics.failures.add(1, verb, kind)
 
     def resign(self) -> None:
-        """Give up the election's Lease at once; if this fails, the Lease expires later."""
+        """If this agent is elected, give up the election's Lease. If the request fails, the Lease expires later."""
         if self._server and self.election.is_elected():
             with suppress(CniError):  # the Lease expires
                 self.election.resign(Api(self._server.path, _RESIGN_SECONDS))
@@ -167,7 +168,7 @@ class Agent:
     # --- tasks ---
 
     def refresh(self) -> Iterator[None]:
-        """Write kubeconfig, flat file and node name, each only if its content must change."""
+        """Write the plugins' files (kubeconfig, flat file, node name), each only if its content must change."""
         folder, options = self._folder(), self._options
         server = options.api_server or service_url(os.environb)
         token = nodefiles.service_account_token(options.service_account)
@@ -210,7 +211,7 @@ class Agent:
                 self._log.say("warning", f"the token of {account} is refused; another is requested: {fault.msg}")
 
     def _use(self, server: str, authority: bytes) -> None:
-        """Reach the API server by the service account's files; connect again if the server or the CA has changed."""
+        """Use the service account's files for API requests; connect again if the server's address or CA has changed."""
         files.make_private_directory(self._state)
         data = nodefiles.own_kubeconfig(server, self._options.service_account, self._options.namespace)
         changed = nodefiles.put(self._state, nodefiles.OWN, data)
@@ -234,10 +235,11 @@ class Agent:
             self._log.say("info", "written", file=f"{self._folder_shown}/{name}")
 
     def flush(self) -> Iterator[None]:
-        """Retry pending releases; remove attachments whose DEL failed or never came. Raises TryAgainLater if any remain.
+        """Retry pending releases of addresses; remove attachments whose DEL failed or never came.
 
-        An agent in a container retries only releases: it sees neither the host's links nor the processes and mounts
-        that keep a network namespace. The next call of a plugin on the node removes the attachments.
+        Raises TryAgainLater if a release or an attachment remains. An agent in a container retries only releases: it
+        sees neither the host's links nor the processes and mounts that keep a network namespace. There, the next call
+        of a plugin on the node removes the attachments.
         """
         ends_too = self._options.root == "/"
         if not self._flushed or self._records.is_reminded(0) or (ends_too and self._records.is_look_due()):
@@ -258,7 +260,7 @@ class Agent:
         yield
 
     def elect(self) -> Iterator[None]:
-        """Renew the Lease of the election or try to take it, and log a change."""
+        """Renew the Lease of the election, or try to take it; log a message when this agent gets or loses it."""
         former = self.election.is_elected()
         try:
             yield
@@ -280,7 +282,7 @@ class Agent:
         return self._below(self._folder_shown)
 
     def _flat_file(self) -> chosen.Choice | None:
-        """The store that the flat file names; None without a usable flat file."""
+        """The store that the flat file (whereabouts.conf) names; None without a usable flat file."""
         paths = (f"{self._folder_shown}/{nodefiles.FLAT_FILE}", *source.PATHS)
         found = next((mounted for mounted in map(self._below, paths) if os.path.exists(mounted)), "")
         try:
@@ -294,7 +296,7 @@ class Agent:
         return choice.cooldown if choice else 0
 
     def _store(self) -> dict[str, Any] | None:
-        """The reference to the flat file's store, with this container's paths; None unless nodes share the store."""
+        """A reference to the flat file's store, with this container's file paths; None unless nodes share the store."""
         choice = self._flat_file()
         if choice is None or not choice.is_shared:
             return None

@@ -1,6 +1,7 @@
-"""The stores in the API server, IPPools and AddressLeases, as the agent reads them. Each agent reads its node's leases.
+"""What the agent knows of the two stores of leases in the API server, IPPools and AddressLeases.
 
-The elected agent also reads all leases, in pages. It counts them by pool, and keeps abandoned ones (`is_abandoned`).
+Each agent reads its node's leases. The elected agent also reads all leases, in pages. It counts them by pool, and keeps
+those whose node is unknown, gone or out of service (`is_abandoned`).
 """
 
 from __future__ import annotations
@@ -40,24 +41,24 @@ _BUSY: Outcome = (False, "", "")
 
 
 class GraceTracker:
-    """The leases that the last reading found dead, and when each was first found dead. A restart resets the times."""
+    """The leases that the last reading found dead (pods are gone), and when this process first found each dead."""
 
     def __init__(self) -> None:
         self.leases: dict[Key, Lease] = {}
         self._first: dict[Key, float] = {}
 
     def saw(self, dead: Mapping[Key, Lease], now: float, grace: float) -> list[Key]:
-        """Record the leases that a reading at `now` found `dead`; return the keys of those dead for `grace` seconds."""
+        """Record the leases found `dead` at the time `now`; return the keys of leases dead for `grace` seconds."""
         self.leases = dict(dead)
         self._first = {key: self._first.get(key, now) for key in dead}
         return [key for key, first in self._first.items() if now - first >= grace]
 
 
 class ClusterSource(ABC):
-    """A store in the API server, as the agent reads it.
+    """A store of leases in the API server, and what the agent knows of it.
 
-    `read_abandoned` sets `usage` and the members after it up to `faults`. `node_records` are the records of this node;
-    `below` maps a path of the host to its path in this container.
+    `read_abandoned` sets the members from `usage` to `faults`. `node_records` are the records of this node; `below`
+    maps a path of the host to its path in this container.
     """
 
     kind = ""
@@ -92,12 +93,12 @@ class ClusterSource(ABC):
         self.freeing = Freeing(self.store, self._node_records, self._below, SECONDS)
 
     def forget(self) -> None:
-        """Forget the abandoned leases, which only an elected agent frees."""
+        """Forget the abandoned leases, since this agent is not elected: only the elected agent frees them."""
         self._begin()
         self.abandoned_dead, self.waiting, self.seen_on = GraceTracker(), GraceTracker(), {}
 
     def remember_nodes(self, pods: Mapping[Name, Pod]) -> None:
-        """Record the node of each abandoned lease's pod, if the pod exists. Skip a pod whose UID is not the lease's."""
+        """Record the node of each abandoned lease's pod, if the pod is in `pods`. Pods of another UID are skipped."""
         known = {key: node for key, node in self.seen_on.items() if key in self.abandoned}
         for key, lease in self.abandoned.items():
             pod = pods.get(lease.pod_name)
@@ -106,15 +107,16 @@ class ClusterSource(ABC):
         self.seen_on = known
 
     def fault(self) -> str:
-        """The fault of the server's CRD for this store; "" without a fault."""
+        """The fault of the store's CRD in the API server; "" without a fault."""
         return ""
 
     @abstractmethod
     def of_node(self, node: str) -> list[Lease]:
-        """The leases whose objects have the label of `node`, from the server's cache."""
+        """The leases whose API objects have the label of `node`; the server may answer from its cache."""
 
     def read_abandoned(self, nodes: Mapping[str, Node], networks: Iterable[IpamBlock]) -> Iterator[None]:
-        """Read all leases, a page at each step; keep leases that no node's agent frees. `networks` give pool sizes."""
+        """Read all leases, a page at each step. Keep in `abandoned` the leases whose node is not in `nodes` or is out
+        of service. The ranges in `networks` give the sizes of the pools."""
         self._begin()
         values: dict[Pool, list[int]] = defaultdict(list)
         for page in self._pages(nodes):
@@ -132,20 +134,20 @@ class ClusterSource(ABC):
 
     @abstractmethod
     def holder(self, lease: Lease) -> Lease | None:
-        """The lease that has the address now, perhaps `lease` itself. Raises ValueError for a migrated pool."""
+        """Return the lease that now has the address of `lease`, or None. Raises ValueError for a migrated pool."""
 
     def abandon(self, lease: Lease) -> None:  # noqa: B027
-        """Make a lost node's lease ready to be freed, for stores where an admission policy protects the lease."""
+        """Mark a lost node's lease, so that the store's admission policy, if it has one, lets this agent free it."""
 
     def has_lost(self, before: float) -> bool:
-        """Whether the store has lost the newest recorded lease older than `before` (ns since 1970), for example because
-        a backup was restored. The server reads one object for this test, but for `of_node` the objects of all nodes."""
+        """Whether the store has lost recorded leases, for example because a backup was restored. Only the newest lease
+        older than `before` (ns since 1970) is looked up, which is cheaper for the server than `of_node`."""
         old = [lease for lease in self.records.values() if lease.sequence < before]
         newest = max(old, key=lambda lease: lease.sequence, default=None)
         return newest is not None and newest.identity in self.intact and not self.has(newest, if_moved=True)
 
     def has(self, lease: Lease, if_moved: bool = False) -> bool:
-        """Whether a lease in this store has the address; `if_moved` is the answer for a migrated pool."""
+        """Whether any lease in this store has the address of `lease`; `if_moved` is the result for a migrated pool."""
         try:
             return self.holder(lease) is not None
         except ValueError:
@@ -156,15 +158,15 @@ class ClusterSource(ABC):
         return self.holder(lease) is lease
 
     def is_intact(self, lease: Lease, marked: bool) -> bool:
-        """Whether all objects of the lease exist. `marked` is True if `of_node` has read the lease."""
+        """Whether all API objects of the lease exist. `marked` is True if the last `of_node` has returned the lease."""
         return marked
 
     def complete(self, lease: Lease) -> bool:
-        """Create the missing reservation of a lease in an IPPool; return whether a reservation was created."""
+        """Create the reservation of a lease in an IPPool if it is missing; return whether it was created."""
         return False
 
     def read_records(self) -> None:
-        """Set `records` to the leases of this store in this node's records, except those with a pending release."""
+        """Set `records` to the leases that this node has recorded for this store, without those of pending releases."""
         found: list[Lease] = []
         for attachment, _, record in self._node_records.all(PART):
             if record.get("pending") is True or (record.get("store") or {}).get("kind") != self.kind:
@@ -176,11 +178,12 @@ class ClusterSource(ABC):
         self.records = {lease.identity: lease for lease in found}
 
     def restore(self, lease: Lease, others: Iterable[ClusterSource]) -> Outcome:
-        """Create the lost objects of a recorded lease again. Raises CniError when a request to the store fails.
+        """Create the lost API objects of a recorded lease again. Raises CniError when a request to the store fails.
 
-        Nothing changes if another lease has the address, if the pool is closed, or if one of the stores `others` has the
-        address. In the last two cases `railcni ipam migrate` has moved the lease, and updates the record. A lease
-        without any object is restored only while it may be in use: the record may be a former sandbox's.
+        Nothing changes if another lease has the address. Nothing changes either if the pool is closed, or one of the
+        stores `others` has the address: then `railcni ipam migrate` has moved the lease, and will update the record. If
+        all objects of the lease are lost, they are created only while the address may be in use: the record may be a
+        former sandbox's.
         """
         with in_use.excluded(self._node_records, lease.attachment) as users:
             record = local.read_record(lease.attachment, self._node_records) if users else None

@@ -1,9 +1,10 @@
-"""The collector, which frees the leases of pods that are gone, and restores lost objects of leases in use.
+"""The collector, which frees the leases of pods that are gone, and restores lost API objects of other leases.
 
-Each agent compares the records of its node, and the objects with its node's name, with the node's pods. The elected
-agent also reads all leases, and frees dead leases whose node is unknown, gone or out of service.
+Each agent compares its node's leases, from the node's records and the API objects with its label, with its node's pods.
+The elected agent also reads all leases, and frees dead leases whose node is unknown, gone or out of service.
 
-A lease is freed when two readings, at least a grace period apart, find it dead, and a last request confirms this.
+A lease is dead when its pod is gone or has ended. It is freed when two readings, at least a grace period apart, find it
+dead, and a last request confirms this.
 """
 
 from __future__ import annotations
@@ -65,12 +66,12 @@ class Collector:
 
     @property
     def suspects(self) -> list[Lease]:
-        """The leases found dead and not freed yet; a reservation without a lease counts as one."""
+        """The leases found dead and not freed yet; a reservation without a lease counts as a lease."""
         trackers = [tracker for source in self._sources for tracker in (source.dead, source.abandoned_dead)]
         return [lease for tracker in trackers for lease in tracker.leases.values()]
 
     def steps(self) -> Iterator[None]:
-        """Make one pass, with one or two requests at each step."""
+        """Make one pass over the leases, with one or two requests at each step."""
         try:
             server = self.server()
             for source in self._sources:
@@ -94,8 +95,8 @@ class Collector:
     # --- the leases of this node ---
 
     def _list(self, source: ClusterSource) -> Steps:
-        """Read this node's records and, at intervals or after a loss, the node's leases. The caller reads the pods after
-        that: a pod is older than its leases, so the pod of every lease is found if it exists."""
+        """Read this node's records and, at intervals or after the store lost a lease, list the node's leases in the
+        store. The caller lists the pods afterwards: a pod is older than its leases, so no existing pod is missed."""
         source.read_records()
         yield
         if monotonic() - source.listed >= _LISTED_GRACES * self.grace or source.has_lost(time_ns() - self.grace * 1e9):
@@ -152,7 +153,8 @@ class Collector:
         return pod
 
     def _check_abandoned(self, source: ClusterSource, name: str, lease: Lease) -> None:
-        """Make the lease ready to be freed. Raises Changed if it is not dead now, or node `name` or its agent is back."""
+        """Check that an abandoned lease is still dead, and make it ready to be freed. `name` is the lease's node.
+        Raises Changed if the lease is not dead now, or if the node or its agent is back."""
         pod = self._check(lease)
         if name and not (pod and pod.is_over and not lease.node):
             node = self.server().node(name)
@@ -193,7 +195,7 @@ class Collector:
             self._tidied = monotonic()
 
     def _networks(self, server: Cluster) -> list[IpamBlock]:
-        """The networks of the NADs, for the sizes of pools. Without the right to read NADs, CIDRs give the sizes."""
+        """The ipam blocks of all NADs, whose ranges give the sizes of pools; [] without the right to read NADs."""
         try:
             return server.networks()[0]
         except CniError as fault:  # for example, an earlier version's role lacks a right
@@ -201,7 +203,7 @@ class Collector:
             return []
 
     def _delete_leases(self, server: Cluster, nodes: dict[str, Node]) -> None:
-        """Delete the agent's Lease of each deleted node, if the agent is silent and no address lease names the node."""
+        """Delete the Lease of each deleted node's agent, if the agent is silent and no address lease names the node."""
         named = {name for one in self._sources for name in (*one.named, *one.seen_on.values())}
         try:
             for node, metadata in self._lost.silent(server).items():
@@ -257,7 +259,8 @@ class Collector:
     # --- freeing, with log, metrics and Events ---
 
     def _due(self, tracker: GraceTracker, found: dict[Key, Lease], why: dict[Key, str]) -> list[Key]:
-        """Return the keys of the leases in `found` that are dead for the grace period; log leases new to `tracker`."""
+        """Record in `tracker` that the leases `found` are dead, and log new ones with the reason in `why`. Return the
+        keys of the leases that have been dead for the grace period."""
         for key in found.keys() - tracker.leases.keys():
             self.log.say(
                 "info", f"{why[key]}: it is freed if this is still so in {self.grace:g} s", **_fields(found[key])
@@ -271,7 +274,7 @@ class Collector:
         self.metrics.candidates.replace({key: float(count) for key, count in found.items()})
 
     def _free(self, source: ClusterSource, lease: Lease, check: Callable[[Lease], object]) -> bool:
-        """Free the lease; return False if it must stay."""
+        """Free the lease; return False if it has changed or may be in use, so that it must stay."""
         try:
             source.freeing.free_lease(lease, check, self.cooldown())
         except Changed as fault:

@@ -44,7 +44,7 @@ class Teller:
         self._tell(NODES_NAMESPACE, reference, reason, message, kind)
 
     def once(self, subject: str, reason: str, message: str) -> None:
-        """Write an Event about this node for a lasting fault of `subject`, at most once an hour for each `reason`."""
+        """Log a fault, and write an Event about this node, at most once an hour for the same `subject` and `reason`."""
         now = time.monotonic()
         told = self._told.get((subject, reason))
         if told is None or now - told >= _REPEAT_SECONDS:

@@ -1,4 +1,4 @@
-"""The agent's loop, which runs one step of each due task at a time.
+"""The agent's loop, which runs the due tasks in turn, one step of each at a time.
 
 A task is a generator. A step makes one or two requests, so a task delays other tasks only as long as these requests
 take. A signal interrupts any step.
@@ -37,9 +37,9 @@ def end_on_signals() -> None:
 
 
 class Task:
-    """A task that runs the steps of `begin()` every `every` seconds.
+    """A task that is run every `every` seconds: a run takes all steps of the generator `begin()`.
 
-    After a failure it waits a second and begins again. The wait doubles with each failure, up to `longest` (0: `every`).
+    After a failure it begins again in 1 s. This wait doubles with each failure, up to `longest` seconds (0: `every`).
     """
 
     def __init__(self, name: str, every: float, begin: Steps, longest: float = 0.0) -> None:
@@ -53,7 +53,7 @@ class Task:
         self.steps: Iterator[object] | None = None
 
     def advance(self, log: AgentLog) -> bool:
-        """Run a step; return whether the task's run has ended, also by a failure."""
+        """Run a step; return whether the task's run has ended, with success or with a failure."""
         if self.steps is None:
             self.steps = self._begin()
         try:

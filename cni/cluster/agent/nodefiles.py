@@ -1,7 +1,7 @@
 """The files with which a node's plugins reach the API server: kubeconfig, flat file (whereabouts.conf), node name.
 
-Their directory (whereabouts.d below the runtime's net.d) and their content are as whereabouts' DaemonSet writes them.
-So either the agent or that DaemonSet can write the files, and the plugins of both projects can read them.
+The names, the directory (whereabouts.d in the runtime's net.d) and the content are those of whereabouts' DaemonSet. So
+either the agent or the DaemonSet can write the files, and the plugins of both projects can read them.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ def own_kubeconfig(server: str, folder: str, namespace: str) -> bytes:
 def flat_file(present: bytes | None, folder: str, datastore: str, choose: Callable[[str], str]) -> bytes:
     """The new content of the flat file: `present` (None if there is no file) with missing keys added.
 
-    A file with a store outside of the API server gets neither `datastore` nor a kubeconfig. If a file names no store,
-    `choose(proposed)` returns the cluster's. `datastore` is proposed for a new file, and "kubernetes" for a present one:
-    whereabouts wrote that file, and has leases in IPPools. `folder` is the host's path of whereabouts.d. Raises
-    InvalidConfig when the file is no JSON object, since another program may own it.
+    If the file names a store outside of the API server, neither `datastore` nor a kubeconfig is added. If it names no
+    store, `choose(proposed)` returns the store to add. For a new file, `datastore` is proposed. For a present file,
+    "kubernetes" (IPPools) is proposed, since whereabouts wrote that file. `folder` is the host's path of whereabouts.d.
+    Raises InvalidConfig when the file is no JSON object, since another program may own it.
     """
     document: Any = {}
     if present is not None and present.strip():
@@ -131,9 +131,9 @@ def read(path: str) -> bytes | None:
 
 
 def put(folder: str, name: str, data: bytes) -> bool:
-    """Write `data` to the file `name` in `folder` atomically, with mode 0600; return False if nothing was to change.
+    """Write `data` to the file `name` in `folder` atomically, with mode 0600; return False if nothing had to change.
 
-    Create a missing `folder`, but not its parent, which belongs to the runtime. Raises IoFailure when this fails.
+    Create a missing `folder`, but not its parent, which belongs to the runtime. Raises IoFailure when writing fails.
     """
     path = f"{folder}/{name}"
     with suppress(OSError):
@@ -151,12 +151,12 @@ def put(folder: str, name: str, data: bytes) -> bool:
 
 
 class Tokens:
-    """The plugins' token: of the service account `account` ("NAMESPACE/NAME") or, if this is "", the agent's own token.
+    """The token of the plugins, requested for the service account `account` ("NAMESPACE/NAME").
 
-    A pod's token ends with the pod. So with the agent's own token, the server refuses the plugins while the agent is
-    replaced. A requested token is bound to the Node `node` and outlives the agent by at least half a day, and its
-    account has only the plugins' rights. `unbound` is "" when the token is bound. Otherwise it is the reason: the
-    server is older than 1.31 and cannot bind a token to a Node, or the Node does not exist (KEP-4193).
+    If `account` is "", it is the agent's own token. This ends with the agent's pod, so the server refuses the plugins
+    while the agent is replaced. A requested token is bound to the Node `node` and outlives the agent by at least half a
+    day, and its account has only the plugins' rights. `unbound` is "" when the token is bound. Otherwise it is the
+    reason: the server is older than 1.31 and cannot bind a token to a Node, or the Node does not exist (KEP-4193).
     """
 
     def __init__(self, account: str, node: str, clock: Callable[[], float] = monotonic) -> None:
@@ -168,7 +168,8 @@ class Tokens:
         self._renewal = 0.0
 
     def current(self, own: str, api: Callable[[], Api]) -> str:
-        """The token, renewed after half its lifetime; `own` is the agent's token. Raises CniError if requests fail."""
+        """The plugins' token, requested again after half its lifetime; without an account, `own`, the agent's token.
+        Raises CniError when a request fails."""
         if not self._name:
             return own
         if not self._token or self._clock() >= self._renewal:

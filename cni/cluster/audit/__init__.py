@@ -3,14 +3,14 @@
 `railcni ipam` (cni.cli.ipam) and the collector of the agent (cni.cluster.agent.collector) use these modules.
 
 model        pods, nodes, networks and pools as values, parsed from objects of the API            pure
-cluster      the API server as the command and the agent read it, in pages
-snapshot     the content of a store and its cluster, and the findings of the rules in it
+cluster      a client of the API server, which reads its lists in pages
+snapshot     reads a store and its cluster, and finds faults there by the rules
 silence      the Leases of agents, which show that an agent is alive, and which agent is elected
 findings     the kinds of findings
-lease_rules  the comparison of leases and reservations with pods and their addresses; lost nodes  pure
+lease_rules  the comparison of leases and reservations with pods; leases of deleted nodes             pure
 store_rules  the faults of a store by itself, and the comparison of leases with records           pure
 occupancy    how full a pool is                                                                   pure
 store        the choice of the store for a command or the agent
 in_use       whether an address may be in use on this machine; the locks of an attachment
-free         the freeing of a dead lease, after a last reading and check of the lease
+free         the freeing of a dead lease, after a last check of the lease
 """

@@ -1,4 +1,4 @@
-"""A Kubernetes cluster as the command and the agent read it, with the client of the stores (ipam.stores.apiserver).
+"""The objects of a Kubernetes cluster that `railcni ipam` and the agent read, by the API client of the lease stores.
 
 Lists are read in pages, so a whole list is in memory only if the caller keeps it.
 """
@@ -33,8 +33,8 @@ _POOLS = 4  # IPPools in one reply: one may have 1.5 MiB, which needs ten times 
 class Cluster:
     """The cluster of the kubeconfig at `path`; "" means this pod's service account. Failing requests raise CniError.
 
-    `namespace` has the leases; "" means the namespace of the current context, or kube-system if it has none. A request
-    may take `seconds`.
+    `namespace` is the namespace of the leases; "" means the namespace of the current context, or kube-system if it has
+    none. A request may take `seconds`.
     """
 
     def __init__(self, path: str = "", namespace: str = "", seconds: float = SECONDS) -> None:
@@ -83,12 +83,12 @@ class Cluster:
         return chosen
 
     def move(self, kind: str) -> None:
-        """Record `kind` as the store of the cluster's nodes, if another kind is recorded."""
+        """Change the recorded store of the cluster's nodes to `kind`; do nothing if no store is recorded."""
         if self.datastore() not in ("", kind):
             self.api.patch(CONFIGMAPS, CHOICE, [{"op": "add", "path": "/data/datastore", "value": kind}])
 
     def used(self) -> list[str]:
-        """The kinds of stores in the cluster that have leases. An open IPPool counts even without leases."""
+        """The kinds of stores in use: IPPools, if one is not closed by a migration; AddressLeases, if one is held."""
         pools = self.pages(POOLS, is_closed, size=_POOLS)
         held = addresses.selector({addresses.STATE: addresses.HELD})
         found = {
@@ -100,7 +100,7 @@ class Cluster:
     # --- pods, nodes, networks ---
 
     def pods(self, node: str = "") -> Iterator[list[Pod]]:
-        """Yield pages of the pods in all namespaces; with `node` only of that node's pods."""
+        """Yield the pods of all namespaces, page by page; if `node` is given, only the pods on this node."""
         return self.pages(PODS, model.parse_pod, namespace=EVERYWHERE, fields=f"spec.nodeName={node}" if node else "")
 
     def pod(self, namespace: str, name: str) -> Pod | None:
@@ -124,7 +124,7 @@ class Cluster:
     # --- whereabouts' objects ---
 
     def pool(self, name: str) -> IPPool | None:
-        """The IPPool as it is now, without leases, or None. Raises ValueError for a migrated IPPool."""
+        """The present IPPool, its leases unparsed; None if it is missing. Raises ValueError for a migrated IPPool."""
         return self._one(POOLS, lambda document: IPPool(document, 0), name)
 
     def reservation(self, lease: Lease) -> Reservation | None:
@@ -138,7 +138,7 @@ class Cluster:
 class PoolReading:
     """A reading of the IPPools of `cluster` and their reservations, page by page.
 
-    `networks` have the network names with which reservations' names may begin. They show which pools are of one node.
+    `networks` give the network names with which reservations' names may begin, and show which pools are of one node.
     """
 
     def __init__(self, cluster: Cluster, networks: list[IpamBlock] | None = None) -> None:
@@ -150,7 +150,7 @@ class PoolReading:
         self.faults: list[str] = []  # the faults of pools that cannot be read
 
     def read(self) -> Iterator[list[IPPool]]:
-        """Yield an empty page for each page of reservations, then the pools in pages. Each call reads all again."""
+        """Read the reservations, yielding [] for each page; then yield the pools in pages. Each call begins again."""
         self._reserved, self._leased, self.faults = {}, set(), []
         for page in self._cluster.pages(RESERVATIONS, Reservation):
             self._reserved.update((one.name, one) for one in page)
@@ -182,7 +182,7 @@ class PoolReading:
 
 
 def read_all(read: Callable[[], Iterable[list[T]]], progress: Callable[[str], object] = str, kind: str = "") -> list[T]:
-    """The objects in all pages of `read()`; when the server's list expires, `read` is called again.
+    """The objects in all pages of `read()`. If the server's list expires meanwhile, `read` is called again.
 
     `progress` is called after each page with a text: the count so far, and `kind`.
     """

@@ -36,10 +36,10 @@ INDEX_DIFFERS = "index-differs"
 
 @dataclass(frozen=True)
 class Finding:
-    """A finding. It has the whole identity of its lease, so that no other lease is freed instead.
+    """A finding, with the whole identity of its lease, so that a later lease of the address is not freed instead.
 
-    `reservation` is (name, uid) of the lease's reservation, or ("", ""). `store` is the kind of the store that has
-    the lease or the reservation.
+    `reservation` is (name, uid) of the lease's reservation, or ("", ""). `store` is the kind of the store that has the
+    lease or the reservation.
     """
 
     kind: str

@@ -17,7 +17,7 @@ Check = Callable[[Lease], object]
 
 
 class Changed(Exception):
-    """The lease must not be freed now; the text is the reason."""
+    """The lease has changed or may be in use, so it must not be freed now; the text is the reason."""
 
 
 class Kept(Changed):
@@ -25,7 +25,8 @@ class Kept(Changed):
 
 
 def is_same(found: Lease, lease: Lease) -> bool:
-    """Whether `found`, from a store, has the attachment of `lease`. Go whereabouts' reservations name only the pod."""
+    """Whether `found`, a lease in a store, belongs to the attachment of `lease`. If `found` has no container ID, as in
+    reservations of Go's whereabouts, the pods of the two leases are compared."""
     if found.ifname not in ("", lease.ifname):
         return False
     if found.container_id:
@@ -35,11 +36,11 @@ def is_same(found: Lease, lease: Lease) -> bool:
 
 @dataclass(frozen=True)
 class Freeing:
-    """The freeing of leases in `store`. A reservation without its lease in an IPPool is freed like a lease.
+    """The freeing of leases in `store`. A reservation whose lease is missing in the IPPool is freed like a lease.
 
-    A lease that this machine can judge (`is_here`) is freed only under the locks of its attachment, and not while its
-    address may be in use here. `records` are this machine's. `below` maps a path of the host to its path in
-    this container. A request may take `seconds`; 0 means the default.
+    If this machine can tell whether the address is in use (`is_here`), the lease is freed only under the locks of its
+    attachment, and only when the address is not in use. `records` are this machine's records. `below` maps a path of
+    the host to its path in this container. A request may take `seconds`; 0 means the default.
     """
 
     store: Store
@@ -52,8 +53,8 @@ class Freeing:
     ) -> None:
         """Free the lease. Raises Changed, also from `check(lease)`, when it must stay; CniError when a request fails.
 
-        `cooldown`, in seconds, applies if the lease's record has none. `is_ended` means that the caller knows that the
-        address is not in use: then the lease is freed even if this process sees too little of the node to judge.
+        `cooldown`, in seconds, applies if the lease's record has none. With `dry_run` nothing is freed. `is_ended`: the
+        caller knows that the address is not in use, so the lease is freed even if this process cannot tell.
         """
         lease = in_use.recorded(lease, self.records)
         if not self.is_here(lease):
@@ -82,7 +83,8 @@ class Freeing:
                 upkeep.release(lease.attachment, record, where, self.records, self.seconds, kept)
 
     def is_here(self, lease: Lease) -> bool:
-        """Whether this machine can judge the address's use: it has the store or a record, or has made the lease."""
+        """Whether this machine can tell if the address is in use: it has a local store, or made or recorded the
+        lease."""
         if not stores.is_shared(self.store.record()) or lease.boot_id == node.boot_id():
             return True
         if lease.machine and lease.machine == node.machine_id():

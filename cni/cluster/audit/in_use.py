@@ -1,9 +1,9 @@
 """Whether the address of a lease may be in use on this machine, by the rules of DEL and GC.
 
 An address may be in use while its network namespace exists: at its path, or kept without a path by a process, a mount
-or an open descriptor. The address may also be in use while the host shows that its link exists, and after a failed DEL
-until a later call has ended the attachment. If another plugin or a DRA driver made the link, no record has it: then
-all kept namespaces are searched for the link.
+or an open descriptor. It may also be in use while its link is visible on the host, or after a failed DEL, until a later
+call has ended the attachment. If another plugin or a DRA driver made the link, there is no record of the link: then all
+existing namespaces are searched for it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ ENDED, USED, UNKNOWN = "ended", "used", "unknown"  # the use of an address, in a
 def excluded(records: Records, owner: Attachment) -> Iterator[list[Attachment] | None]:
     """Hold the locks of the attachment `owner` and of the links that use its leases.
 
-    Yields the attachments of these links, several for a group of rails (ipam.group.rails). Yields None while an ADD
-    or DEL of one of these attachments runs.
+    Yields the attachments of these links: one or, if the lease is for a group of rails (ipam.group.rails), several.
+    Yields None if a lock is not free, since an ADD or DEL of one of these attachments runs.
     """
     users = rails.users(owner, records.read(owner, PART))
     with ExitStack() as locks:
@@ -44,7 +44,7 @@ def excluded(records: Records, owner: Attachment) -> Iterator[list[Attachment] |
 
 
 def recorded(lease: Lease, records: Records) -> Lease:
-    """Return `lease`, or if it lacks the network, as in an IPPool, the same lease from this machine's records."""
+    """Return `lease` or, if it has no network name (as in an IPPool), the same lease from this machine's records."""
     if lease.network:
         return lease
     for attachment, record in records.of_container(lease.container_id, PART) or ():
@@ -75,7 +75,7 @@ def may_be(lease: Lease, users: Sequence[Attachment], records: Records, below: C
     """Whether the address may be in use by the links of `users`. Raises OSError when this is unknown.
 
     `below` maps a path of the host to its path in this container. A process in a container sees no process and no link
-    of the host, and only propagated mounts: then the use may be unknown.
+    of the host, and only propagated mounts, so it may be unable to tell.
     """
     names = netns_users.names(lease.netns)
     if any(netns.exists(below(path)) for path in names):
@@ -107,8 +107,8 @@ def _tells(path: str, sees_all: bool, is_chosen: bool) -> bool:
     """Whether the lack of a namespace at `path` proves that the namespace is gone.
 
     The folder of `path` must be a directory. In a container, the folder must be a mount or be named by the user
-    (`is_chosen`), since the image may have a folder of this name. A plain file at `path`, a former mount point, proves
-    it only if the node's mounts are visible: to a process outside of containers (`sees_all`), or by mount propagation.
+    (`is_chosen`), since the image may have a folder of this name. A plain file at `path` is a former mount point. It is
+    a proof only if this process sees the node's mounts: outside of containers (`sees_all`), or by mount propagation.
     """
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):
@@ -137,7 +137,7 @@ def _mount_of(folder: str) -> tuple[bool, bool]:
 
 
 def _is_in_use(link: dict[str, Any]) -> bool:
-    """Whether the recorded `link` may be in use after its namespace lost its path. Raises OSError when unknown."""
+    """Whether the recorded `link` may be in use although its namespace has no path. Raises OSError when unknown."""
     if UNENDED in link:
         return True
     there = sandbox.kept(link["sandbox"])
@@ -152,7 +152,7 @@ def _is_in_use(link: dict[str, Any]) -> bool:
 def _is_shown(lease: Lease, named: bool) -> bool:
     """Whether a network namespace of this machine has a link with the lease's ifname and address.
 
-    `named` says that the path of the lease's namespace is gone: then namespaces mounted under other names are skipped.
+    `named`: the path of the lease's namespace is known to be gone, so namespaces mounted under other names are skipped.
     """
     wanted, mounted = lease.text, netns_users.mounted()
     for namespace in netns_users.all_kept():

@@ -1,9 +1,9 @@
 """The rules for leases and reservations, compared with live pods and the addresses in their network-status. Pure.
 
-A lease is dead only when its address cannot be in use: no other pod shows the address, and the lease's pod is gone, has
-ended, or is another pod with the same name. A lease stays while its pod is pending, since the pod may soon use the
-address; while an IPAMClaim has the lease, since the claim outlives the pod; and while its node is not ready, since a
-deleted pod may still run there. The elected agent frees the leases of a lost node (`is_abandoned`).
+A lease is dead only when its address cannot be in use: its pod is gone, has ended, or was replaced by another pod with
+the same name; and no other pod has the address in its network-status. A lease stays while its pod is pending, since the
+pod may soon use the address; while it belongs to an IPAMClaim, which outlives the pod; and while its node is not ready,
+since a deleted pod may still run there. The elected agent frees the leases of nodes that are gone (`is_abandoned`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ AGENT_LIVES = "the agent of node {0}, which has no Node object, renews the Lease
 
 
 def find(snapshot: Snapshot) -> list[Finding]:
-    """All findings, sorted by pool and address."""
+    """All findings in `snapshot`, sorted by pool and address."""
     rules = AuditRules(snapshot)
     found = [
         *rules.leases(),
@@ -105,7 +105,7 @@ class AuditRules:
         return None
 
     def _dead(self, lease: Lease, kind: str, why: str) -> Finding:
-        """The finding about a dead lease, with the action RECLAIM, or LOOK if the address may still be in use."""
+        """The finding about a lease that its pod does not use: RECLAIM, or LOOK if the address may still be in use."""
         users = [str(pod) for pod, interface in self._users[lease.address] if self._draws(interface, lease)]
         if users:
             return self._of(lease, kind, LOOK, f"{why}, but pod {users[0]} uses the address")
@@ -123,7 +123,7 @@ class AuditRules:
         return about(lease, kind, action, why, reservation=own)
 
     def given_twice(self) -> Iterator[Finding]:
-        """Yield findings about addresses that several pools have given, although they must be unique."""
+        """Yield a finding for each address that several pools have leased although it must be unique among them."""
         for leases in self._held.values():
             reserving = [h for h in leases if h.scope is not None and h.pool not in self._unreserved]
             for scope in {h.scope for h in reserving}:
@@ -133,7 +133,8 @@ class AuditRules:
                     yield self._of(same[0], kinds.DUPLICATE_LEASE, LOOK, f"it is given out by {where}")
 
     def in_both(self, other: Snapshot) -> Iterator[Finding]:
-        """Yield findings about addresses that the cluster's store `other` has given too, although they must be unique."""
+        """Yield findings about addresses that this store and `other`, the cluster's other store, have both leased,
+        although they must be unique."""
         for lease in other.leases:
             for same in self._held[lease.address]:
                 reserved = lease.scope is not None and not {lease.pool, same.pool} & self._unreserved
@@ -196,7 +197,7 @@ class AuditRules:
         return [network for network in self._own[interface.network] if network.holds(address)]
 
     def without_lease(self) -> Iterator[Finding]:
-        """Yield findings about pods whose network-status shows an address that this store has not given them."""
+        """Yield findings about pods whose network-status shows an address that this store has not leased to them."""
         for pod, interface, address in ((*user, address) for address, users in self._users.items() for user in users):
             networks = self._networks(interface, address)
             if interface.network in self._all.nads and not networks:
@@ -227,7 +228,7 @@ class AuditRules:
         )
 
     def duplicates(self) -> Iterator[Finding]:
-        """Yield findings about addresses that several pods show, although they must be unique."""
+        """Yield findings about addresses that several pods show in network-status, although they must be unique."""
         for address, users in self._users.items():
             spaces: dict[object, dict[str, Pod]] = defaultdict(dict)
             for pod, interface in users:
@@ -241,7 +242,7 @@ class AuditRules:
                 yield Finding(kinds.DUPLICATE_ADDRESS, LOOK, message, address=text, pod=str(first), node=first.node)
 
     def _space(self, interface: PodInterface, address: Address) -> object:
-        """The space in which an interface's address must be unique; None for an address of another IPAM."""
+        """A key for the space in which an interface's address must be unique; None for an address from another IPAM."""
         if networks := self._networks(interface, address):
             network = networks[0]
             return ("scope", network.network_name) if network.overlap else ("pools", *network.pools())
@@ -251,10 +252,10 @@ class AuditRules:
 
 
 def find_dead(leases: Collection[Lease], pods: Mapping[Name, Pod]) -> dict[Key, str]:
-    """The dead leases of `leases`, each key with the reason. `pods` are the existing pods with the leases' pod names.
+    """Return the reason for each dead lease, by the lease's key. `pods` are the existing pods that `leases` name.
 
-    The pod is gone, is another pod with the same name, or has ended, and no live pod shows the address. A
-    network-status that lacks the address is no proof, since Multus writes it after the ADD.
+    A lease is dead if its pod is gone, has ended, or was replaced by another pod with the same name, and no live pod in
+    `pods` shows the address. A network-status that lacks the address is no proof, since Multus writes it after the ADD.
     """
     rules = AuditRules(Snapshot("", leases, pods=pods))
     found = ((one.identity, rules.lease(one)) for one in leases)
@@ -272,7 +273,7 @@ def _holds(state: IPPool, address: Address) -> bool:
 
 
 def is_abandoned(lease: Lease, nodes: Mapping[str, Node]) -> bool:
-    """Whether no node's agent frees the lease: its node is unknown, gone, or out of service."""
+    """Whether only the elected agent can free the lease, since its node is unknown, gone, or out of service."""
     node = nodes.get(lease.node)
     return node is None or node.out_of_service
 
@@ -285,14 +286,14 @@ def blocker(
     named: Collection[str] = (),
     alive: Collection[str] = (),
 ) -> str:
-    """The reason why an abandoned lease of a deleted pod must stay, since the pod may still run; "" without a reason.
+    """The reason to keep an abandoned lease of a deleted pod: the pod may still run. "" if the lease may be freed.
 
-    A pod that was deleted from the API may still run: its node does not answer, or the deletion was forced and the pod
-    ends slowly. Only the agent of its node can see this. `seen_on` is the node on which the pod was seen: "" if on
-    several nodes, None if on none. `is_over`: the node has reported that the containers have ended. `named` are the
-    nodes that leases name. If the lease's node has no Node object, it was deleted, or has another name in Kubernetes.
-    In the second case it may be any node that is not ready and that no lease names. `alive` are the nodes whose agents
-    renew their Leases: such a node may run pods even without a Node object.
+    A pod that was deleted from the API may still run if its node does not answer, or if the deletion was forced and the
+    pod ends slowly. Only the agent of the pod's node can see this. `seen_on` is the node on which the API showed the
+    pod: "" if on several nodes, None if on none. `is_over`: the API shows that the pod's containers have ended. `named`
+    are the nodes that leases name. If the lease's node has no Node object, the node was deleted, or has another name in
+    Kubernetes. In the second case it may be any node that is not ready and not in `named`. `alive` are the nodes whose
+    agents renew their Leases: they may run pods even without a Node object.
     """
     for name in (seen_on, lease.node):
         if name and name not in nodes and name in alive:

@@ -1,6 +1,6 @@
 """The content of a cluster and its stores as plain values for the rules, parsed from objects of the API. Pure.
 
-Leases are ipam.leases.Lease. A member that a store does not have is "" or 0.
+Leases have the type ipam.leases.Lease. A member that a store does not keep is "" or 0.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PLUGINS = ("whereabouts", "railcni-whereabouts")
 
 @dataclass(frozen=True)
 class PodInterface:
-    """An interface of a pod, by the network-status of Multus; `network` is "namespace/name" of its NAD."""
+    """An interface in a pod's network-status, which Multus writes; `network` is "namespace/name" of its NAD."""
 
     network: str
     ifname: str
@@ -46,7 +46,7 @@ class PodInterface:
 class Pod:
     """A pod. `interfaces` is None while the pod has no network-status.
 
-    `static_uid` is the other UID of a static pod, which the kubelet makes and passes to the plugins.
+    `static_uid` is the UID that the kubelet gives to a static pod and passes to the plugins; the API has another one.
     """
 
     namespace: str
@@ -95,7 +95,7 @@ class Node:
 
 @dataclass(frozen=True)
 class IpamBlock:
-    """An ipam block in a NAD. `name` is "namespace/name" of the NAD, `cni_name` the network's name in its config."""
+    """An ipam block in a NAD. `name` is "namespace/name" of the NAD, `cni_name` the name in its CNI configuration."""
 
     name: str
     cni_name: str
@@ -111,18 +111,19 @@ class IpamBlock:
         return any(rng.family == address[0] and rng.contains(address[1]) for rng in self.ranges)
 
     def pools(self) -> list[str]:
-        """The names of the pools of the ranges; a network with node slices has a further pool for each node."""
+        """The names of the ranges' pools. A network with node slices also has a pool for each node, which is not in the
+        list."""
         return [rng.pool_name(self.network_name) for rng in self.ranges]
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The content of a store and its cluster at one time. Members that were not read are None; their rules are skipped.
+    """The content of a store and its cluster at one time. Members not read are None; rules that need them are skipped.
 
     `kind` is the store's kind. `agents` are the nodes whose agents may be alive. `nads` are the names of all NADs,
     "namespace/name", of any IPAM. For a file store, `records` are this node's records of the store, and `counted` the
-    pools with the number of addresses that their bitmaps mark. `unread` has a text with the reason for each kind of
-    object that could not be read. `findings` are faults that the reading found; `counts` are numbers of objects, by kind.
+    pools, each with the number of addresses that its bitmap marks as used. `unread` has a text with the reason for each
+    kind of object that could not be read. `findings` are faults found while reading; `counts` are numbers of objects.
     """
 
     kind: str
@@ -145,7 +146,7 @@ class Snapshot:
 
 
 def parse_pod(document: Mapping[str, Any]) -> Pod:
-    """The Pod in an object of the API."""
+    """Parse an object of the API as a pod."""
     metadata, status = document.get("metadata") or {}, document.get("status") or {}
     annotations = metadata.get("annotations") or {}
     told = next((annotations[key] for key in STATUS_ANNOTATIONS if annotations.get(key)), "")
@@ -162,7 +163,7 @@ def parse_pod(document: Mapping[str, Any]) -> Pod:
 
 
 def parse_node(document: Mapping[str, Any]) -> Node:
-    """The Node in an object of the API."""
+    """Parse an object of the API as a node."""
     conditions = (document.get("status") or {}).get("conditions") or []
     taints = (document.get("spec") or {}).get("taints") or []
     return Node(
@@ -222,7 +223,8 @@ def parse_pool(
 ) -> IPPool:
     """The IPPool in an object of the API, with its leases. Raises ValueError when spec.range is no CIDR.
 
-    `networks` show which pools are node slices: the name of such a pool also has the name of a node.
+    `reservation_of` returns a reservation by name. `networks` show which pools are node slices, one pool per node: the
+    name of such a pool also has the name of its node.
     """
     pool = IPPool(dict(document), len(json.dumps(document, separators=(",", ":"))))
     scope = pool.named_scope()

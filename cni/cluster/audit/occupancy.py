@@ -1,4 +1,4 @@
-"""The occupancy of pools, as numbers and as a strip. Pure.
+"""The occupancy of pools, as numbers and as a strip of characters. Pure.
 
 A strip shows a pool's addresses in order, in cells of equal size. If the pool has more than 2^16 addresses, the strip
 shows only the first addresses, up to the last lease.
@@ -27,9 +27,9 @@ _PLAIN = ".12345678"
 
 @dataclass(frozen=True)
 class Occupancy:
-    """The use of a pool of `size` addresses. `used` counts all leases, `outside` the leases of other addresses.
+    """The use of a pool of `size` addresses. `used` counts all its leases, `outside` those beyond its address ranges.
 
-    `cells` has the leased share, from 0 to 1, of each of up to CELLS equal parts of the first `shown` addresses.
+    `cells` has the leased share, 0 to 1, of each of at most CELLS equal parts of the pool's first `shown` addresses.
     """
 
     size: int
@@ -40,7 +40,7 @@ class Occupancy:
 
     @property
     def free(self) -> int:
-        """The number of addresses that may still be given."""
+        """The number of addresses that can still be leased."""
         return max(0, self.size - self.used + self.outside)
 
     @property
@@ -60,7 +60,7 @@ class Occupancy:
 
 @dataclass(frozen=True)
 class PoolUse:
-    """A pool with the number of its leases, `used`. `occupancy` is None if the pool's name has no range."""
+    """A pool and the number of its leases, `used`. `occupancy` is None if the pool's name has no range."""
 
     name: str
     family: int
@@ -78,8 +78,8 @@ def pools(snapshot: Snapshot) -> list[PoolUse]:
 def uses(
     values: Mapping[Pool, Sequence[int]], firsts: Mapping[Pool, int], networks: Iterable[IpamBlock]
 ) -> list[PoolUse]:
-    """The use of each pool, sorted by name. `values` has the leased addresses, `firsts` an address of each IPPool. A pool
-    may give the addresses of its ranges in `networks` or, if it has none, of the CIDR in its name."""
+    """The use of each pool, sorted by name. `values` has the pools' leased addresses, `firsts` the first address of
+    each IPPool. A pool has the addresses of its ranges in `networks` or, if there are none, of the CIDR in its name."""
     ranges: dict[str, list[Range]] = defaultdict(list)
     for network in networks:
         for one in network.ranges:
@@ -98,13 +98,13 @@ def uses(
 
 
 def spans_of(cidr: str, ranges: Iterable[Range] = ()) -> list[Span]:
-    """The spans of addresses that a pool may give: the spans of `ranges` or, if these are empty, the span of `cidr`."""
+    """The address spans (first, last) of a pool: those of `ranges` or, if there are none, the span of `cidr`."""
     own = list(ranges) or [Range(*parse_cidr(cidr))]
     return merge((span for rng in own for span in rng.spans()), 0, 1 << BITS[6])
 
 
 def of(values: Sequence[int], spans: Sequence[Span]) -> Occupancy:
-    """The occupancy of `spans` by the leased addresses `values`; both are sorted."""
+    """The occupancy of a pool with the address `spans` and the leased addresses `values`; both are sorted."""
     size, places = 0, []  # places: the index of each leased address among all addresses of the spans
     for low, high in spans:
         inside = values[bisect_left(values, low) : bisect_right(values, high)]

@@ -1,18 +1,18 @@
 """The Leases of agents. Each node has one, which shows that its agent is alive, even after the Node object was deleted.
 The Lease of the election shows which agent frees the address leases of nodes without an agent.
 
-A node's Lease has the name `node-` and the node's name; that of the election has another prefix. Their namespace has
-no other Leases. An agent renews its Lease once a minute: 8 small requests a second in a cluster of 500 nodes. The Node
-is not the Lease's owner, since the Lease must outlive it. The elected agent deletes the Lease of a node that is gone
-for good.
+A node's Lease has the name `node-NAME`; the Lease of the election has another prefix. Their namespace has no other
+Leases. An agent renews its Lease once a minute: 8 small requests a second in a cluster of 500 nodes. The Node is not
+the Lease's owner, since the Lease must outlive it. The elected agent deletes the Lease of a node that is gone for good.
 
-The protocol of the election is that of client-go (tools/leaderelection). The leader counts time from the start of its
-last renewal, by a clock that runs while the machine sleeps. It stops freeing leases after two thirds of the Lease's
-duration. Each other candidate counts from the time, by its own clock, at which it first saw the last renewal.
+The protocol of the election is that of client-go (tools/leaderelection). The leader measures the time since the start
+of its last renewal, by a clock that runs while the machine sleeps. It stops freeing leases after two thirds of the
+Lease's duration. Each other candidate takes the Lease when, by its own clock, it has seen no renewal for the whole
+duration.
 
-An earlier version had the election in the namespace of the address leases, so in a rollout two agents may be elected.
-Both may find the same address lease dead, but no address is given twice: each agent reads it again right before the
-deletion, and the server deletes only the version that was read. The second deletion fails.
+An earlier version had the election in the namespace of the address leases, so during an update two agents may be
+elected. Both may find the same address lease dead, but no address is given twice: each agent reads it again right
+before the deletion, and the server deletes only the version that was read. The second deletion fails.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ def delete(api: Api, metadata: dict[str, Any]) -> bool:
 class SilenceWatch:
     """A watch for silent agents. It does not use the times in Leases, since the clocks of nodes differ.
 
-    An agent is silent when its Lease has not changed for `grace` seconds, nor for its leaseDurationSeconds, of which at
-    most 600 count. So after a single reading no agent is silent. After a long pause between two readings the counting
-    begins again, since perhaps no agent could renew its Lease in the pause.
+    An agent is silent when its Lease has not changed for `grace` seconds or, if that is longer, for its
+    leaseDurationSeconds, at most 600. So after a single reading no agent is silent. After a long pause between two
+    readings the counting begins again, since perhaps no agent could renew its Lease in the pause.
     """
 
     _LONGEST = 600.0
@@ -115,7 +115,7 @@ class SilenceWatch:
 
 
 class Election:
-    """The candidate `identity` in the election. The Lease lasts `seconds` by `clock`."""
+    """This process as the candidate `identity` in the election. The Lease lasts `seconds`, measured by `clock`."""
 
     def __init__(self, identity: str, seconds: float, clock: Callable[[], float] = BOOT_CLOCK) -> None:
         self._identity = identity
@@ -127,7 +127,7 @@ class Election:
         self.holder = ""  # the last known holder
 
     def is_elected(self) -> bool:
-        """Whether this candidate holds the Lease now; False once its last renewal is too old."""
+        """Whether this candidate holds the Lease now. It no longer does when its last renewal is too old."""
         return self._clock() < self._until
 
     def renew(self, api: Api) -> None:
@@ -179,7 +179,7 @@ class Election:
         return found["metadata"]["resourceVersion"], found.get("spec") or {}
 
     def _write(self, api: Api, version: str, spec: dict[str, Any]) -> bool:
-        """Write `spec` if the Lease still has `version`, "" for no Lease; return False if the Lease has changed."""
+        """Write `spec` if the Lease still has the resourceVersion `version` ("": no Lease); return False otherwise."""
         try:
             if version:
                 test = {"op": "test", "path": "/metadata/resourceVersion", "value": version}

@@ -1,4 +1,4 @@
-"""The reading of a store of any kind with the pods and nodes of its leases, and the audit by the rules.
+"""Reads a store of any kind, and the pods and nodes of its cluster, and audits them by the rules.
 
 The reading changes nothing: it gets objects, lists them in pages, and reads files.
 """
@@ -79,7 +79,7 @@ def audit(choices: Sequence[Choice], progress: Progress) -> Audit:
 
 
 def _elsewhere(cluster: Cluster) -> list[Finding]:
-    """The findings about pools that another namespace has too."""
+    """The findings about pools of this namespace that exist in another namespace too."""
     own = cluster.api.access.namespace
     found = read_all(lambda: cluster.pages(POOLS, lambda one: one["metadata"], namespace=EVERYWHERE, brief=True))
     places = [(metadata["name"], metadata["namespace"]) for metadata in found]
@@ -92,7 +92,7 @@ def _elsewhere(cluster: Cluster) -> list[Finding]:
 
 
 def _findings(snapshots: Sequence[Snapshot]) -> list[Finding]:
-    """The findings in all stores, each once. A pod counts as without a lease only if no store has its lease."""
+    """The findings in all stores, each once. A pod counts as one without a lease only if no store has its lease."""
     given = {(lease.text, lease.pod_ref) for snapshot in snapshots for lease in snapshot.leases}
     found: dict[tuple[object, ...], Finding] = {}
     for snapshot in snapshots:
@@ -108,7 +108,7 @@ def _findings(snapshots: Sequence[Snapshot]) -> list[Finding]:
 
 
 def read(choice: Choice, progress: Progress = str, pool: str = "") -> Snapshot:
-    """The content of the chosen store; with `pool` only of that pool. `progress` gets texts to show."""
+    """The content of the chosen store or, if `pool` is given, of this pool alone. `progress` gets texts to show."""
     if choice.kind != "kubernetes":
         return _of_store(choice, progress, pool)
     cluster = Cluster(choice.kubeconfig, choice.namespace)
@@ -118,9 +118,9 @@ def read(choice: Choice, progress: Progress = str, pool: str = "") -> Snapshot:
 
 
 def given_part(choice: Choice, found: Snapshot) -> Snapshot:
-    """Return `found`; if it lacks networks, add them. Their ranges say which addresses of a pool may be given.
+    """Return `found` with networks, whose ranges show which addresses a pool may lease.
 
-    The networks are the cluster's for a store in the cluster, and the networks in libcni's cache for other stores.
+    If `found` has none, they are read: from the NADs for a store in a cluster, from libcni's cache for another store.
     """
     if found.networks:
         return found
@@ -133,7 +133,7 @@ def given_part(choice: Choice, found: Snapshot) -> Snapshot:
 
 
 def _content(choice: Choice, progress: Progress) -> Snapshot:
-    """The content of a store that is not in IPPools; of etcd with the findings about its keys."""
+    """The content of a store other than IPPools. For etcd it includes the findings about the keys."""
     if choice.kind != "etcd":
         return _of_store(choice, progress)
     store = EtcdStore(choice.store_ref)
@@ -148,7 +148,7 @@ def _content(choice: Choice, progress: Progress) -> Snapshot:
 
 
 def _of_store(choice: Choice, progress: Progress, pool: str = "") -> Snapshot:
-    """The content of a store that is not in IPPools; with `pool` only of that pool."""
+    """The content of a store other than IPPools or, if `pool` is given, of this pool alone."""
     store, found = choice.open(READ), []
     with store.session():  # the pages of one reading belong together
         for lease in store.leases(pool or None):
@@ -159,7 +159,7 @@ def _of_store(choice: Choice, progress: Progress, pool: str = "") -> Snapshot:
 
 
 def _of_pools(cluster: Cluster, networks: list[IpamBlock], progress: Progress, pool: str = "") -> Snapshot:
-    """The content of the IPPools of a cluster; with `pool` only of that pool."""
+    """The content of the IPPools of a cluster or, if `pool` is given, of this pool alone."""
     progress("reading pools and reservations")
     reading = PoolReading(cluster, networks)
     states = sorted((s for s in read_all(reading.read) if pool in ("", s.name)), key=lambda state: state.name)
@@ -195,7 +195,7 @@ def _names(record: Mapping[str, Any], choice: Choice) -> bool:
 
 
 def record_of(attachment: Attachment, choice: Choice) -> Mapping[str, Any] | None:
-    """The record of an attachment, if it names the chosen store."""
+    """The record of an attachment; None if there is none, or if it names another store than `choice`."""
     record = Records(STATE).read(attachment, PART)
     return record if record and _names(record, choice) else None
 

@@ -23,7 +23,7 @@ SECONDS = 30.0  # for one request
 class Choice:
     """A chosen store. `store_ref` is its reference (ipam.stores.ref_of), `cooldown` the flat file's value in seconds.
 
-    `kubeconfig` is the path of a cluster's kubeconfig, or "". `namespace` has the leases; "" means the kubeconfig's.
+    `kubeconfig` is the path of a cluster's kubeconfig, or "". `namespace` is that of the leases; "": the kubeconfig's.
     """
 
     def __init__(self, store_ref: dict[str, Any], kubeconfig: str = "", namespace: str = "", cooldown: int = 0) -> None:
@@ -63,7 +63,7 @@ class Choice:
 
 
 def of_flat_file(config: str = "") -> Choice:
-    """The store of the flat file `config`; "" means the installed flat file or, in a pod without it, IPPools."""
+    """The store in the flat file `config`. "" means the installed flat file or, in a pod without one, IPPools."""
     faults: list[Fault] = []
     source = Source({"configuration_path": config}, _Files(), faults)
     if config and source.path != config:
@@ -81,12 +81,12 @@ def of_flat_file(config: str = "") -> Choice:
 
 
 def kubeconfig_of(path: str) -> str:
-    """The absolute `path` of the option --kubeconfig; "" if not given. Raises InvalidConfig if it cannot be read."""
+    """Return the absolute path of the kubeconfig `path`, "" for "". Raises InvalidConfig if it cannot be read."""
     return readable(path, f'--kubeconfig "{path}"') if path else ""
 
 
 def readable(path: str, named: str) -> str:
-    """The absolute `path`. Raises InvalidConfig, whose text begins with `named`, when the file cannot be read."""
+    """Return the absolute path. Raises InvalidConfig, whose text begins with `named`, when the file cannot be read."""
     if not os.access(path, os.R_OK):
         why = "there is no such file" if is_missing(path) else "it cannot be read"
         raise InvalidConfig(f"{named}: {why}")
@@ -94,7 +94,7 @@ def readable(path: str, named: str) -> str:
 
 
 class _Files(Files):
-    """Access to files without the policy for networks: the user of the command may read any readable file."""
+    """Access to all files that the user may read, without the limits for files that a network's configuration names."""
 
     def follow(self, path: str, roots: str = "", /) -> str:
         return path
@@ -104,7 +104,7 @@ class _Files(Files):
 
 
 class NoFiles(_Files):
-    """Access without a flat file, for the NADs of other nodes."""
+    """Access that finds no flat file. It is for NADs, since other nodes may have other flat files."""
 
     def load(self, path: str, /) -> bytes | None:
         return None

@@ -1,4 +1,5 @@
-"""The rules for a store alone: its leases against a machine's records and namespaces, its counts, etcd's keys. Pure."""
+"""The rules that need no pods. They compare leases with the records and namespaces of a machine, and check the numbers
+of used addresses in file stores and the keys of etcd. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ InUse = Callable[[Lease, Sequence[Attachment]], bool | None]
 
 
 def find(snapshot: Snapshot, in_use: InUse) -> list[Finding]:
-    """All findings, sorted by pool and address."""
+    """All findings in `snapshot`, sorted by pool and address."""
     known = {attachment.key(): record for attachment, record in snapshot.records or ()}
     leases = (of_lease(lease, known.get(lease.attachment.key()), in_use) for lease in snapshot.leases)
     found = [*filter(None, leases), *_records(snapshot, in_use), *_counts(snapshot)]
@@ -27,7 +28,7 @@ def find(snapshot: Snapshot, in_use: InUse) -> list[Finding]:
 
 
 def of_lease(lease: Lease, record: Mapping[str, Any] | None, in_use: InUse) -> Finding | None:
-    """The finding about a lease; None if the lease has no fault. `record` is the record of its attachment."""
+    """The finding about a lease; None if the lease has no fault. `record` is the record of the lease's attachment."""
     if record and record.get("pending") is True:
         why = "a DEL came and could not release it: `railcni ipam flush` does"
         return about(lease, kinds.RELEASE_PENDING, LOOK, why)
@@ -79,7 +80,7 @@ _ALONE = (b"cooling", b"former", b"full", b"void")  # keys that belong to no lea
 
 
 def find_in_keys(entries: Mapping[bytes, bytes], keys: Keys) -> tuple[list[Lease], list[Finding]]:
-    """Return the leases and findings in `entries`, all keys and values of a store. A foreign key is a finding."""
+    """Return the leases and findings in `entries`, all keys and values of a store. A key of no lease is a finding."""
     leases: list[Lease] = []
     found: list[Finding] = []
     wanted: dict[bytes, tuple[bytes, Lease]] = {}
