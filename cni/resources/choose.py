@@ -26,12 +26,12 @@ _VHOST: tuple[DeviceNode, ...] = (("/dev/vhost-net", "/dev/vhost-net"), ("/dev/n
 
 @dataclass(frozen=True)
 class Offer:
-    """The devices `ids`, which have the same device nodes: the devices of a shared NIC, or one exclusive function.
+    """Devices that have the same device nodes: the devices of a shared NIC, or one exclusive function.
 
-    `name` is the PCI address, the name of a software verbs device, or "all" (`allNics`). `group` names the NIC;
-    allocations take the NICs in turn. `fault` is the reason why the devices are not healthy, or "". `gids` is the number
-    of GIDs that are kept free for each device. For an exclusive function, `info` is the content of the variable
-    PCIDEVICE_…_INFO, and `file` is the content of the device-info file.
+    `ids` are the devices' names in kubelet. `name` is the PCI address, the name of a software verbs device, or "all"
+    for `allNics`. `group` names the NIC: allocations are spread over the NICs. `fault` is the reason why the devices
+    are not healthy, or "". `gids` is the number of GIDs that are kept free for each device. For an exclusive function,
+    `info` is the content of the variable PCIDEVICE_…_INFO, and `file` is the content of the device-info file.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Offer:
 @dataclass(frozen=True)
 class Resource:
     """A resource and its offers. `limit` is the reason why it has fewer devices than the configuration asks for, or "".
-    `unchosen` is the reason why it has no offer, or ""; it is also "" when the only reason is in `withheld`."""
+    `unchosen` is the reason why it has no offer, or ""; if functions in `withheld` are the reason, it is ""."""
 
     name: str
     offers: tuple[Offer, ...] = ()
@@ -95,9 +95,9 @@ def resources(configured: Iterable[Shared | Exclusive], host: Host) -> list[Reso
 
 @dataclass
 class _Candidate:
-    """A NIC that matches the selectors of a shared resource, and the `most` devices that it can have. `offer` has no
-    devices yet; if a device takes no GIDs, GIDs do not limit the devices. The ports' GID tables have `room` entries, of
-    which devices can use `free`."""
+    """A NIC that matches the selectors of a shared resource, and `most`, the number of devices that it can have.
+    `offer` has no devices yet. The GID tables of the NIC's ports have `room` entries, of which devices can use `free`;
+    both are 0 if GIDs do not limit the devices."""
 
     most: int
     offer: Offer
@@ -106,7 +106,7 @@ class _Candidate:
 
 
 def _candidate(nic: Function, resource: Shared, host: Host) -> _Candidate:
-    """The NIC as a candidate. By default a device costs a GID of each RoCE version in use per address of a pod."""
+    """Return `nic` as a candidate. Without `gidsPerDevice`, a device needs _ADDRESSES GIDs per RoCE version."""
     every = [port for name in nic.verbs if name in host.devices for port in host.devices[name].ports]
     ports = [port for port in every if port.netdev in resource.selectors.ifNames] or every
     nodes = _rdma_nodes(nic, resource.umad, host)
@@ -125,8 +125,8 @@ def _candidate(nic: Function, resource: Shared, host: Host) -> _Candidate:
 
 
 def _divide(candidates: Sequence[_Candidate]) -> None:
-    """Set `most` of NICs with few GIDs. The GIDs of a NIC are shared evenly by the resources that have it; the unwanted
-    part of a share goes to the other resources, evenly."""
+    """Reduce `most` of candidates to the GIDs of their NIC. Candidates with the same NIC share its GIDs evenly; GIDs
+    that one of them does not need are divided evenly among the others."""
     by_nic: dict[str, list[_Candidate]] = {}
     for candidate in candidates:
         if candidate.offer.gids:
@@ -156,7 +156,7 @@ def _shared(resource: Shared, nics: Sequence[_Candidate]) -> Resource:
 
 
 def _limit(resource: Shared, nics: Sequence[_Candidate], count: int) -> str:
-    """The reason for fewer devices than rdmaHcaMax; "" when there are as many, or when GIDs are not the reason."""
+    """The reason why `count` is less than rdmaHcaMax; "" when it is not less, or when GIDs are not the reason."""
     bound = [nic for nic in nics if nic.offer.gids]
     if count == resource.rdmaHcaMax or not bound:
         return ""
@@ -171,7 +171,7 @@ def _span(numbers: Sequence[int]) -> str:
 
 
 def spread(total: int, bounds: Sequence[int]) -> list[int]:
-    """Divide `total` as evenly as possible among the `bounds`; no part is above its bound."""
+    """Divide `total` as evenly as possible into one part for each of `bounds`; no part is above its bound."""
     counts = [0] * len(bounds)
     left = total
     for done, place in enumerate(sorted(range(len(bounds)), key=bounds.__getitem__)):  # the smallest bound first
@@ -184,7 +184,8 @@ def spread(total: int, bounds: Sequence[int]) -> list[int]:
 
 
 def exclusive(resource: Exclusive, host: Host, taken: set[str]) -> Resource:
-    """Return the resource without PFs with VFs, functions in `taken`, and those that the node needs; extend `taken`."""
+    """Return the resource with the matching functions, and add these to `taken`. Left out are PFs that have VFs,
+    functions that are in `taken` already, and functions that the node itself needs."""
     offers, withheld = [], {}
     for selectors in resource.selectors:
         for function in host.functions:
@@ -234,14 +235,14 @@ def _exclusive(function: Function, selectors: ExclusiveSelectors, resource: Excl
 
 
 def rail_of(function: Function, groups: RailGroups) -> tuple[int, str] | None:
-    """The number of the function's rail, and its group; a VF has the rail of its PF. None without a rail."""
+    """Return (index, group name) of the function's NIC in its rail group, or None. The NIC of a VF is its PF."""
     names = {function.id, function.physical, *function.netdevs, *function.physical_netdevs}
     found = ((rail.of_names(one.nics, names), one.group) for one in groups)
     return next(((index, group) for index, group in found if index is not None), None)
 
 
 def except_held(resource: Resource, held: Collection[str]) -> Resource:
-    """Return the resource with a fault for each exclusive function in `held`, which pods have from a device plugin."""
+    """Return the resource with a fault for each exclusive function in `held`: a device plugin gave it to a pod."""
     if not resource.is_exclusive:
         return resource
     why = "a pod has {} from a device plugin: drain the node, or delete the pod"

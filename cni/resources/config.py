@@ -1,9 +1,9 @@
 """The configuration of resources. A file may have the `configList` of the RDMA shared device plugin and the
 `resourceList` of the SR-IOV device plugin, both unchanged, the wanted virtual functions (`virtualFunctions`, or objects
-of sriov-network-operator), and the NICs of rails (`rails`). As in Go's encoding/json, keys match in any case, null
-counts as absent, and unknown keys are ignored; each unknown key also gets a warning.
+of sriov-network-operator), and the NICs of each rail group (`rails`). As in Go's encoding/json, keys match in any case,
+null counts as absent, and unknown keys are ignored; each unknown key also gets a warning.
 
-A faulty member of a list is left out, and the others count. Pure.
+If a member of a list has a fault, only this member is ignored. Pure.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _UNASKED = {"nodeSelector"}
 
 @dataclass
 class Config:
-    """The content of all configuration files. `policies` are in order of precedence. `period` is the time, in seconds,
+    """The content of all configuration files. `policies` are sorted by precedence. `period` is the time, in seconds,
     between two readings of the devices; 0 means that they are read once. `findings` are the faults and unknown keys.
 
     `is_whole` is False when a file could not be read at all, so its resources are not known.
@@ -77,7 +77,7 @@ def is_own(document: Any) -> bool:
 
 
 def read_document(scope: Scope, config: Config) -> None:
-    """Add the content of one document to `config`, which shares the findings of `scope`."""
+    """Add the content of one document to `config`. `scope` is the document; its findings are those of `config`."""
     root = scope.root
     if isinstance(root.data, dict) and root.data.get("kind") == _KIND:
         _policy(scope, ("spec",), root.data.get("spec"), config)
@@ -105,7 +105,7 @@ def read_document(scope: Scope, config: Config) -> None:
 
 
 def _members(scope: Scope, key: str) -> list[tuple[int, Any]]:
-    """The members of the list `key`, as (number, value); note faults of the list."""
+    """Return the members of the list `key` as (index, value). Note a fault if it is no list, or is empty."""
     member = scope.root.member(key)
     if member is None:
         return []
@@ -142,8 +142,8 @@ def _policy(scope: Scope, keys: Keys, given: Any, config: Config) -> None:
 
 
 def check_policy(scope: Scope, keys: Keys, selector: NicSelector, number: int, has_rdma_and_vfio: bool) -> None:
-    """Note contradictions in the policy at `keys` of `scope`: VFs in `selector` beyond its `number` of VFs, and RDMA
-    together with vfio-pci (`has_rdma_and_vfio`). `railcni nad lint` calls this too."""
+    """Note errors of the policy at `keys` of `scope`: VF numbers in `selector` that are not below `number`, its number
+    of VFs; and RDMA together with vfio-pci (`has_rdma_and_vfio`). `railcni nad lint` calls this too."""
     if has_rdma_and_vfio:
         message = f"{VFIO} with isRdma: a VF of {VFIO} has neither netdev nor verbs device"
         scope.error((*keys, "deviceType"), message, "write deviceType: netdevice")
@@ -176,8 +176,8 @@ def _resource(scope: Scope, keys: Keys, given: Any, model: type[Shared | Exclusi
 def _check_keys(
     scope: Scope, keys: Keys, given: Any, names: set[str], refused: Set[str] = frozenset(), why: str = "", fix: str = ""
 ) -> None:
-    """Note an error for each key in `refused` that has a value in the object `given`. Warn of each key that is in neither
-    `names` nor `refused`, whatever its case."""
+    """Note an error with the texts `why` and `fix` for each key in `refused` that has a value in the object `given`.
+    Warn of each key that is in neither `names` nor `refused`. Upper and lower case are equal."""
     for key in sorted(name for name in refused if value_at(given, name)):
         scope.error((*keys, key), f"{key}: {why}", fix, at_key=True)
     folded = {name.lower() for name in names | refused}

@@ -1,5 +1,5 @@
-"""The variables and files about the devices of containers: PCIDEVICE_…, CDI specifications, device-info files for
-Multus, and the record of each claim that `railcni dra` has prepared.
+"""The variables and files that describe the devices of containers: PCIDEVICE_…, CDI specifications, device-info files
+for Multus, and the record of each claim that `railcni dra` has prepared.
 
 The device plugin and the DRA driver write the files. `railcni doctor` reads the records of claims.
 
@@ -51,7 +51,7 @@ def cdi_document(kind: str, devices: Iterable[tuple[str, Sequence[DeviceNode], M
 
 
 def info_name(resource: str, device: str) -> str:
-    """The name of the device-info file, in INFO_FOLDER, of a resource's device."""
+    """The name, in INFO_FOLDER, of the device-info file of the device `device` of `resource`."""
     return f"{resource}-{device}-device.json".replace("/", "-")
 
 

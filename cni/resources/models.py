@@ -104,7 +104,7 @@ LinkTypes = list[Literal["ether", "infiniband"]]
 
 
 class _Model(GoModel, BaseModel):
-    """A GoModel. BaseModel is listed as a base too, since ruff then knows that pydantic copies the fields' defaults."""
+    """A GoModel: keys match as in Go's encoding/json. BaseModel is a base too, so that ruff allows mutable defaults."""
 
 
 class Selectors(_Model):
@@ -121,7 +121,7 @@ class SharedSelectors(Selectors):
 
 
 class ExclusiveSelectors(Selectors):
-    """The selectors of functions. `pfNames` and `rootDevices` may end with the numbers of VFs: "ens2f0#0-3,7"."""
+    """The selectors of functions. Names in `pfNames` and `rootDevices` may end with VF numbers: "ens2f0#0-3,7"."""
 
     devices: Codes = []
     pciAddresses: list[Address] = []
@@ -132,7 +132,7 @@ class ExclusiveSelectors(Selectors):
 
 
 class MadeSelectors(ExclusiveSelectors):
-    """The selectors of the resource of a VfPolicy, whose VFs may not have been made yet."""
+    """Selectors made from a VfPolicy: the VFs that they select may not exist yet."""
 
 
 class _Resource(_Model):
@@ -148,7 +148,7 @@ class _Resource(_Model):
 
 
 class Shared(_Resource):
-    """A resource whose devices many containers use at once. `allNics` and `gidsPerDevice` are keys of this project."""
+    """A resource whose devices many containers use at once. `allNics` and `gidsPerDevice` are this project's keys."""
 
     resourcePrefix: Annotated[str, AfterValidator(prefix)] = "rdma"
     rdmaHcaMax: Annotated[int, Field(ge=0, le=MOST_DEVICES)]
@@ -169,7 +169,7 @@ class Shared(_Resource):
 
 
 class Exclusive(_Resource):
-    """A resource whose functions serve one container at a time. The first of `selectors` that matches a function counts."""
+    """A resource whose functions serve one container at a time. If several `selectors` match one, the first applies."""
 
     resourcePrefix: Annotated[str, AfterValidator(prefix)] = "intel.com"
     deviceType: Literal["netDevice"] = "netDevice"
@@ -179,8 +179,8 @@ class Exclusive(_Resource):
 
 
 class RailNics(_Model):
-    """The NICs of a group of rails, in the order of the rails. Each NIC is a netdev or a PCI address, as in the key
-    `rail.nics` of a network. The configuration's list `rails`, a key of this project, has these objects."""
+    """The NICs of a rail group, in the order of the rails. Each NIC is a netdev or a PCI address, as in the key
+    `rail.nics` of a network. The configuration's list `rails`, a key of this project, consists of these objects."""
 
     group: Annotated[str, AfterValidator(rail.group)]
     nics: Annotated[Texts, Field(min_length=1, max_length=rail.MOST_RAILS)]
@@ -203,7 +203,7 @@ class NicSelector(_Model):
 
 class VfPolicy(_Model):
     """The number and kind of the VFs of selected cards: the spec of a SriovNetworkNodePolicy. When two policies select
-    one VF, the policy with the lower `priority` counts; with equal priority, the first policy."""
+    one VF, the policy with the lower `priority` applies; with equal priority, the first policy."""
 
     nicSelector: NicSelector
     numVfs: Annotated[int, Field(ge=0, le=MOST_VFS)]
@@ -225,7 +225,7 @@ class VfPolicy(_Model):
 
     @property
     def resource(self) -> Exclusive | None:
-        """The resource with which sriov-network-operator offers the VFs; None without a resourceName or without VFs."""
+        """The resource in which sriov-network-operator offers the VFs; None without a resourceName or without VFs."""
         if not self.resourceName or not self.numVfs:
             return None
         every = f"#0-{self.numVfs - 1}"  # without numbers, a card that has no VF yet would itself be offered

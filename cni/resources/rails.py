@@ -1,4 +1,5 @@
-"""The file rails.yaml, which defines a group of rails: its checks, and the rails. Only `read` and `nodes_nics` do I/O."""
+"""The file rails.yaml, which defines a group of rails: its keys, its checks, and the planned rails. Only `read` and
+`nodes_nics` do I/O. A rail is a network that has one NIC of each node."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ Patterns = Annotated[
 
 
 class Rails(BaseModel):
-    """The file's keys; "{rail}" in a text stands for the number of the rail, "{rail:x}" for its hexadecimal digits."""
+    """The keys of rails.yaml; "{rail}" in a text stands for the rail's number, "{rail:x}" for it in hexadecimal."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -134,8 +135,8 @@ class Nic:
 
 @dataclass(frozen=True)
 class PlannedRail:
-    """One rail of the plan. `ranges` are members of `rail.ranges`, `name` names its network, `resource` its resource
-    without the prefix. With `oneNetwork` all rails have the same name and resource."""
+    """One rail of the plan. `ranges` are entries for the key `rail.ranges` of a network. `name` is the network's name,
+    `resource` the resource's without the prefix; with `oneNetwork` all rails have these two in common."""
 
     index: int
     name: str
@@ -146,7 +147,7 @@ class PlannedRail:
 
 
 def read(path: str, text: str | None = None) -> Rails:
-    """Parse the file `path`, whose `text` is read unless given. Raises InvalidConfig with every fault and its place."""
+    """Parse the file `path`, or its content `text` if given. Raises InvalidConfig with every fault and its position."""
     faults: list[Diagnostic] = []
     scope = next((scope for _, scope in reader.documents(path, text, faults)), None)
     path = reader.shown_path(path)
@@ -161,7 +162,7 @@ def read(path: str, text: str | None = None) -> Rails:
 
 
 def of_document(scope: Scope) -> Rails | None:
-    """The plan in a document, with its faults as findings of `scope`; None if a key is missing or malformed."""
+    """Read a document as a plan; its faults become findings of `scope`. None if a key is missing or malformed."""
     plan: Rails | None = scope.model(Rails, scope.root.data, additions=_ADDITIONS)
     for keys, message in plan.faults() if plan else ():
         scope.error(keys, message)
@@ -169,7 +170,7 @@ def of_document(scope: Scope) -> Rails | None:
 
 
 def rails_of(plan: Rails, nics: list[Nic]) -> list[PlannedRail]:
-    """The rails of the plan. With `pairing` they get `nics` in order. Raises InvalidConfig when there are too few."""
+    """The rails of the plan. With `pairing`, rail N has the N-th of `nics`. Raises InvalidConfig for too few NICs."""
     if plan.pairing and len(nics) < plan.count:
         remedy = "run it on a node that has all, or give master or pci"
         raise InvalidConfig(f"pairing: this node has {len(nics)} NICs for {plan.count} rails: {remedy}")
@@ -187,7 +188,8 @@ def rails_of(plan: Rails, nics: list[Nic]) -> list[PlannedRail]:
 
 
 def _range(plan: Rails, subnet: Subnet, is_first: bool) -> dict[str, Any]:
-    """The range of a rail in one of its subnets. With `oneNetwork` the first range also has the gateway."""
+    """The entry of `rail.ranges` for one subnet of a rail. With `oneNetwork`, the entry of the rail's first subnet
+    (`is_first`) also has the gateway."""
     found: dict[str, Any] = {"range": str(subnet)}
     if plan.base > 1:
         found["range_start"] = str(subnet[plan.base])

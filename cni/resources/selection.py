@@ -30,9 +30,9 @@ _VALUES: dict[str, Values] = {  # the values that a selector is compared with
 @dataclass(frozen=True)
 class Host:
     """The devices of the node. `devices` are the verbs devices by name. `busy` maps each netdev that carries the node's
-    own traffic to the reason. `paths` are the existing device nodes, such as "/dev/infiniband/uverbs0". `is_exclusive`:
-    RDMA is in the exclusive netns mode, where a namespace sees only the verbs devices that were moved into it. `below`
-    maps a netdev on top of others, such as a bond, to the links below it."""
+    own traffic to a text with the reason. `paths` are the existing device nodes, such as "/dev/infiniband/uverbs0".
+    `is_exclusive`: RDMA is in the exclusive netns mode, where a namespace sees only the verbs devices that were moved
+    into it. `below` maps a netdev on top of others, such as a bond, to the links below it."""
 
     functions: Sequence[Function] = ()
     devices: Mapping[str, VerbsDevice] = field(default_factory=dict)
@@ -64,7 +64,7 @@ def _is_of(ranged: Sequence[str], names: Collection[str], index: int) -> bool:
 
 
 def reason(resource: Shared | Exclusive, host: Host, taken: Collection[str]) -> str:
-    """The reason, for the log, why `resource` has no devices. `taken` are the functions of earlier resources."""
+    """The reason, for the log, why `resource` has no devices. `taken` are the functions that earlier resources have."""
     if not host.functions:
         return f"{NOTHING}: the node has no network function and no verbs device"
     if isinstance(resource, Shared):
@@ -79,7 +79,7 @@ def reason(resource: Shared | Exclusive, host: Host, taken: Collection[str]) -> 
 def _selector(
     selectors: Selectors, candidates: Sequence[Function], host: Host, taken: Collection[str], unfit: str
 ) -> str:
-    """The reason why `selectors` match none of `candidates`; `unfit` is the fault of the node's other functions."""
+    """The reason why `selectors` match none of `candidates`; `unfit` says why the other functions are no candidates."""
     others = [function for function in host.functions if function not in candidates]
     given = {key: wanted for key in _VALUES if (wanted := getattr(selectors, key, None))}
     faults = []
@@ -105,8 +105,8 @@ def _selector(
 def _instead(
     wanted: Sequence[str], there: Sequence[str], others: Sequence[Function], host: Host, values: Values, unfit: str
 ) -> str:
-    """A text about `wanted` values that are not `there`: the links below a wanted bond; else the functions in `others`
-    that have a wanted value, with their fault `unfit`; else the values that are there, only similar ones if any."""
+    """A hint for `wanted` values that are not `there`: the links below a wanted bond; else the functions in `others`
+    that have a wanted value, and why they are `unfit`; else the values that are there, only similar ones if any."""
     names = [spans(text)[0] for text in wanted]
     for name in names:
         if ports := host.below.get(name):
@@ -127,7 +127,7 @@ def _missing_numbers(
 ) -> str:
     """A text such as "NAME has the VFs 0 to 7" for the first of `wanted` whose VF ranges have no existing VF, or "".
 
-    `values` returns the values of a function with which the name is compared.
+    `values(function)` returns the names of a function, one of which must be the wanted name.
     """
     for text in wanted:
         name, parts = spans(text)

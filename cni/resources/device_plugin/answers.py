@@ -34,7 +34,8 @@ def listing(resource: Resource) -> api.ListAndWatchResponse:
 
 
 def allocation(resource: Resource, ids: Sequence[str], cdi: bool) -> api.ContainerAllocateResponse:
-    """The answer for a container with the devices `ids`, as CDI names if `cdi`. Raises LookupError when one is missing."""
+    """The answer to kubelet for a container with the devices `ids`: device nodes, or CDI names if `cdi`. Raises
+    LookupError when the resource lacks a device."""
     chosen = offers(resource, ids)
     answer = api.ContainerAllocateResponse()
     if cdi:
@@ -65,8 +66,8 @@ def offers(resource: Resource, ids: Sequence[str]) -> list[Offer]:
 
 
 def preferred(resource: Resource, available: Sequence[str], needed: Sequence[str], size: int) -> list[str]:
-    """Choose `size` of the `available` devices, which include `needed`. They are spread evenly over the NICs, beginning
-    with the NICs that have the most free devices."""
+    """Choose `size` of the `available` devices, first those in `needed`. The choice is spread evenly over the NICs,
+    beginning with the NICs that have the most free devices."""
     groups = {one: offer.group for offer in resource.offers for one in offer.ids}
     left: dict[str, list[str]] = {}
     # the highest number first, since pop() takes the last: 0000:3b:00.0-10 before 0000:3b:00.0-9

@@ -26,7 +26,7 @@ _LOOK_SECONDS = 0.5  # seconds between two checks of the configuration and the d
 
 
 class Plugin:
-    """The device plugin of this node: makes the virtual functions, and serves each configured resource to kubelet."""
+    """The device plugin of this node: makes the configured virtual functions, and serves each resource to kubelet."""
 
     def __init__(self, options: argparse.Namespace, log: AgentLog) -> None:
         self._options = options
@@ -74,7 +74,7 @@ class Plugin:
             self._log.say("error", reason)
 
     async def _look(self) -> None:
-        """If anything has changed, offer the resources that exist now."""
+        """If the configuration or a device has changed, serve the resources and devices that exist now."""
         if not self._watch.look():
             return
         found = self._watch.resources
@@ -96,8 +96,8 @@ class Plugin:
             write(f"{self._root}{INFO_FOLDER}", info_name(resource.name, offer.name), offer.file)
 
     def _write_cdi(self, found: Sequence[Resource]) -> None:
-        """Write the CDI specification of each resource, and remove the files of former resources. The specifications
-        stay when the plugin ends, since the runtime reads them again when a container is restarted."""
+        """Write the CDI specification of each resource, and remove those of resources that are no longer configured.
+        The files stay when the plugin ends, since the runtime reads them again when a container is restarted."""
         folder = f"{self._root}{CDI_FOLDER}"
         wanted = {f"{server.PREFIX}{answers.plain(r.name)}.json": answers.cdi_document(r) for r in found}
         wanted = {name: document for name, document in wanted.items() if document["devices"]}

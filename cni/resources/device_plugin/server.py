@@ -1,10 +1,10 @@
-"""One resource at kubelet: the gRPC service at a socket of its own, its registration, and whether kubelet listens.
+"""The service of one resource for kubelet: a socket of its own, its registration, and a check that kubelet listens.
 
 kubelet reads the list of devices as a stream. It ends the stream without notice when it restarts, when another plugin
 takes the resource, and when it mistakes the new connection of a quickly restarted plugin for the old one. So a resource
 counts as served only while a stream is open, even after a successful registration. When any connection of a resource
-ends, kubelet sets all devices of the resource to unhealthy. So kubelet's devices are read soon after a stream has
-begun, and then from time to time. When these differ from the list of devices, the list is sent again.
+ends, kubelet sets all devices of the resource to unhealthy. So soon after a stream has begun, and then from time to
+time, kubelet is asked for its devices. If they differ from the list, the list is sent again.
 
 If kubelet has healthy devices that this plugin never offered, another plugin has registered later. kubelet asks that
 plugin for allocations, but uses the last list of either plugin. So this plugin sends no list until the other has gone.
@@ -53,8 +53,8 @@ Allocated = Callable[[Resource, Sequence[Offer]], None]
 
 @dataclass(frozen=True)
 class Kubelet:
-    """kubelet and its sockets. `folder` has the sockets of the registration and of the plugins; `pods` is the path of
-    the socket of the pod resources API."""
+    """kubelet and its sockets. `folder` has kubelet's registration socket and the plugins' sockets; `pods` is the path
+    of the socket of the pod resources API."""
 
     folder: str
     pods: str
@@ -76,10 +76,11 @@ class Kubelet:
             return services.refusal(OSError(fault.errno, fault.strerror, self.folder))
 
     async def register(self, endpoint: str, resource: str) -> None:
-        """Register the socket named `endpoint` for the resource. Raises TryAgainLater with kubelet's answer.
+        """Register the socket named `endpoint` for the resource. Raises TryAgainLater when kubelet does not do this.
 
-        kubelet calls the plugin's GetDevicePluginOptions before it answers, and waits 10 s for a socket that is not
-        there. A starting kubelet removes all sockets before it listens, so the socket is checked after the connection.
+        kubelet calls the plugin's GetDevicePluginOptions before it answers, and waits 10 s if the plugin's socket is
+        missing. A starting kubelet removes all sockets before it listens, so the socket is checked after connecting to
+        kubelet.
         """
         options = api.DevicePluginOptions(get_preferred_allocation_available=True)
         request = api.RegisterRequest(version=VERSION, endpoint=endpoint, resource_name=resource, options=options)
@@ -98,16 +99,17 @@ class Kubelet:
                 raise TryAgainLater(f"kubelet does not register {resource}: {why}") from None
 
     async def healthy(self, resource: str) -> frozenset[str] | None:
-        """The healthy devices that kubelet has of the resource, from any plugin; None when kubelet does not answer.
+        """The IDs of the resource's healthy devices in kubelet, from any plugin; None when kubelet does not answer.
 
-        kubelet counts no device as healthy once its plugin's stream has ended.
+        kubelet counts no device as healthy once the stream of the device's plugin has ended.
         """
         known = await services.allocatable(self.pods)
         return None if known is None else frozenset(known.get(resource, ()))
 
 
 class ResourceServer:
-    """Serve `resource` to `kubelet`. `allocated` is called before a container gets offers, and may raise OSError."""
+    """The server of `resource` for `kubelet`. `allocated(resource, offers)` is called before a container gets the
+    offers, and may raise OSError. With `cdi`, containers get CDI names."""
 
     def __init__(self, resource: Resource, kubelet: Kubelet, log: AgentLog, allocated: Allocated, cdi: bool) -> None:
         self.resource = resource
@@ -133,7 +135,7 @@ class ResourceServer:
 
     @property
     def is_served(self) -> bool:
-        """Whether kubelet has an open stream of the list."""
+        """Whether kubelet has an open stream (ListAndWatch) of the list of devices."""
         return bool(self._streams)
 
     def update(self, resource: Resource) -> None:
@@ -146,7 +148,7 @@ class ResourceServer:
                 self._send()
 
     async def attend(self) -> None:
-        """Listen and register if needed; wait only for kubelet's answers. The plugin's loop calls this periodically."""
+        """Listen and register if needed, else check kubelet's devices. The plugin's loop calls this periodically."""
         identity = mark(self._kubelet.socket, links=True)  # another one after each start of kubelet, () without it
         if identity != self._seen:
             await self.close()  # the connections belong to a kubelet that is gone
@@ -218,7 +220,8 @@ class ResourceServer:
         self._log.state(name, text, resource=name)
 
     async def _compare(self) -> None:
-        """Send the list again if kubelet's devices differ from it. Devices of another plugin are a conflict instead."""
+        """Send the list again if kubelet's devices differ from it. If another plugin has devices of the resource, log
+        this conflict instead."""
         now = monotonic()
         if now - self._streams[0] > _STABLE:
             self._pause = _RETRY
@@ -294,8 +297,8 @@ class ResourceServer:
 
 
 def remove_stale(folder: str) -> None:
-    """Remove the sockets in `folder` that killed device plugins have left, at which no process listens, unless the
-    folder is missing or read-only."""
+    """Remove the sockets in `folder` at which no process listens: killed device plugins have left them. Nothing happens
+    if the folder is missing or read-only."""
     for path in Path(folder).glob(f"{PREFIX}*.sock"):
         with socket.socket(socket.AF_UNIX) as caller, contextlib.suppress(OSError):
             try:

@@ -1,8 +1,8 @@
 """Prepare the claims of this node's pods: write the records and files that cni/resources/containers.py describes.
 
-A claim's record is written durably before its other files, and removed after them. So when the driver is killed, the
-next call for the claim, or the next start, finds all files that exist. Answers come from the record, so kubelet gets
-the same answer again even when a device has vanished since.
+A claim's record is written durably before its other files, and removed after them. So if the driver is killed, the
+record still shows which files exist, at the next call for the claim and at the next start. Answers come from the
+record, so kubelet gets the same answer again even when a device has vanished since.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from cni.shared.spec.errors import InvalidConfig, TryAgainLater
 
 
 class Claims:
-    """The prepared claims, with records in `folder`; the runtime and Multus read files below `root`. `holder` returns
-    the reason why the devices of a record are in use, "" when they are free."""
+    """The prepared claims. Their records are in `folder`, the files for the runtime and Multus below `root`.
+    `holder(record)` returns the reason why the devices of a record are in use, "" when they are free."""
 
     def __init__(self, folder: str, root: str, holder: Callable[[Record], str]) -> None:
         self._holder = holder
@@ -68,13 +68,13 @@ class Claims:
         return record
 
     def add_pods(self, record: Record, pods: Collection[str]) -> None:
-        """Add the UIDs `pods` to the claim's record, and write a changed record. Raises OSError when writing fails."""
+        """Add the UIDs `pods` to the claim's record, and write it after a change. Raises OSError when writing fails."""
         if new := [uid for uid in pods if uid not in record.get("pods", ())]:
             record["pods"] = [*record.get("pods", ()), *new]
             containers.write(self._folder, f"{record['uid']}.json", record, durable=True)
 
     def _free(self, record: Record, exclusive: Collection[str]) -> None:
-        """Unprepare the other claims that have devices of `record`, if these devices are in `exclusive`.
+        """Unprepare each other claim with a device that is in `record` and in `exclusive`, the exclusive devices.
 
         Raises TryAgainLater when `holder` gives a reason why the other claim is in use, so that no two containers have
         the device.
@@ -99,7 +99,7 @@ class Claims:
         Path(self._folder, f"{uid}.json").unlink(missing_ok=True)
 
     def restore(self) -> list[Record]:
-        """Write the files of recorded claims again, as after a boot; remove other CDI files; return the records."""
+        """Write the files of all records again (after a boot); remove other CDI files of claims; return the records."""
         records = self.records()
         for record in records:
             self._make(record)
@@ -123,7 +123,7 @@ def _held(record: Record) -> set[str]:
 
 
 def _given(name: str, devices: Mapping[str, Device]) -> Record:
-    """The record of the device `name`. Raises InvalidConfig when it is gone, TryAgainLater when it has a fault."""
+    """What a record has about the device `name`. Raises InvalidConfig if it is gone, TryAgainLater if it is faulty."""
     device = devices.get(name)
     if device is None:
         raise InvalidConfig(f"there is no device {name} any more; there are: {', '.join(devices) or 'none'}")

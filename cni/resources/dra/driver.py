@@ -117,7 +117,7 @@ class Driver:
         )
 
     def _tell(self) -> None:
-        """Tell kubelet the health of all devices, also of vanished devices that claims still have."""
+        """Tell kubelet the health of all devices, and of devices that are gone but that claims still have."""
         states = {name: device.offer.fault for name, device in self._devices.items()}
         for record in self._records.values():
             for one in record["devices"]:
@@ -155,7 +155,7 @@ class Driver:
         self._log.state("status", self._untold)
 
     def _registered(self) -> None:
-        """Compare slices and claims at once: kubelet deletes slices and may forget claims around a restart."""
+        """Make the loop compare slices and claims now: a restarted kubelet deletes slices, and may forget claims."""
         self._publish_due, self._others_due, self._pause, self._compares_claims = 0.0, 0.0, _FIRST_PAUSE, True
         self._asked = set()
         self._news.set()
@@ -184,9 +184,10 @@ class Driver:
     def _holder(self, claim: Record) -> str:
         """The reason why the devices of a prepared claim are in use; "" when they are free.
 
-        The pods of a deleted claim may still run, if its finalizers were removed. kubelet unprepares the claims that it
-        prepared since its last start, but may have forgotten earlier claims. The devices of an earlier claim are free
-        when the control groups of its pods are gone. Raises CniError when a request fails, OSError when reading fails.
+        They are in use while the claim exists, or if it was prepared since kubelet's last registration of the driver:
+        then kubelet will unprepare it. kubelet may have forgotten an earlier claim. If such a claim was deleted, its
+        devices are free when the control groups of its pods are gone: if its finalizers were removed, the pods may
+        still run. Raises CniError when a request fails, OSError when reading fails.
         """
         if claim["uid"] in self._asked:
             return _KUBELETS
@@ -200,7 +201,8 @@ class Driver:
         return f"the claim is gone, but pod {runs} still runs on this node: delete the pod" if runs else ""
 
     def _compare_claims(self) -> None:
-        """Unprepare claims that no longer exist: a kubelet that lost its state does not. Raises as `_holder` does."""
+        """Unprepare the claims that are not in use, since a kubelet that lost its state does not. Raises CniError and
+        OSError as `_holder` does."""
         for uid, record in self._records.items():
             if not self._holder(record):
                 self._unprepare(record)

@@ -33,8 +33,9 @@ Change = Callable[[Record], Record | None]  # takes a claim's uid, namespace and
 
 
 class Endpoint:
-    """The sockets for kubelet below `folder`, /var/lib/kubelet. `prepare` and `unprepare` are called in a thread, one
-    at a time, and may raise CniError and OSError. `registered` is called after each registration."""
+    """The driver's sockets in kubelet's folder `folder` (/var/lib/kubelet). `prepare` and `unprepare` are called in a
+    thread, one at a time, and may raise CniError and OSError. `registered` is called after each registration by
+    kubelet."""
 
     def __init__(
         self, folder: str, log: AgentLog, prepare: Change, unprepare: Change, registered: Callable[[], object]
@@ -78,7 +79,7 @@ class Endpoint:
         await asyncio.gather(*(server.stop(None) for server in servers))
 
     def tell(self, states: Iterable[State]) -> None:
-        """Set the devices' health to `states`, and wake the waiting streams after a change."""
+        """Set the devices' health to `states`; if it has changed, the open streams send it to kubelet."""
         if self._states != (new := tuple(states)):
             self._states = new
             self._changed.set()
@@ -121,7 +122,7 @@ class Endpoint:
         return answer
 
     async def _called(self, what: str, claim: api.Claim, function: Change) -> tuple[Any, str]:
-        """Call `function` in a thread; return (its result, "") or, after a fault that is logged, (None, the reason)."""
+        """Call `function` in a thread; return (its result, "") or, after logging a fault, (None, the reason)."""
         fields = {"claim": f"{claim.namespace}/{claim.name}", "uid": claim.uid}
         async with self.turn:
             try:

@@ -1,12 +1,12 @@
 """Write to the API server: the node's devices as ResourceSlices, and the pods' interfaces in the status of claims.
 
-All slices of the node are one pool. A change gives all slices the next generation. Each slice has the number of slices,
-so a scheduler waits for all slices of the newest generation, and never chooses from a part of the devices. Slices
-are deleted with their owner, the Node. kubelet deletes slices when the driver has been away for half a minute, and
-when kubelet itself starts, so the slices are compared after each registration.
+All slices of the node are one pool. A change gives all slices the next generation. Each slice states the number of
+slices, so a scheduler waits for all slices of the newest generation, and never chooses from a part of the devices.
+Slices are deleted with their owner, the Node. kubelet deletes slices when the driver has been away for half a minute,
+and when kubelet itself starts, so the slices are compared after each registration.
 
 kubelet prepares a claim before the pod has its network, and does not report when the network is there. So the records
-of attachments are read again when their folder has changed, and while an ADD still runs: its record precedes its link.
+of attachments are read again when their folder has changed, and while an ADD that has written its record still runs.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Publisher:
         return True
 
     def _read(self, api: Api) -> dict[str, dict[str, Any]]:
-        """The slices by name."""
+        """The driver's slices of this node in the API server, by name."""
         fields = f"spec.nodeName={self._node},spec.driver={DRIVER}"
         listed = api.list_all(NODE_SLICES, fields=fields, namespace=EVERYWHERE)
         return {one["metadata"]["name"]: one for one in listed}
@@ -94,7 +94,8 @@ class Publisher:
         return {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": node["metadata"]["uid"]}
 
     def _lacks(self, api: Api, devices: Sequence[slices.Device]) -> Iterator[str]:
-        """Yield a sentence if the slices lack a sent field, and one for each DeviceClass without extendedResourceName."""
+        """Yield a sentence if the server dropped a field of the slices, and for each DeviceClass without
+        extendedResourceName."""
         is_sent, is_kept = (
             any("allowMultipleAllocations" in device for devices, _ in content.values() for device in devices)
             for content in (self._sent, self._kept)
@@ -115,13 +116,13 @@ class Publisher:
 
 
 def _content(documents: Iterable[dict[str, Any]]) -> _Content:
-    """The devices and the number of slices by slice name, without the pool's generation: the content to compare."""
+    """The part of slices to compare: (devices, number of slices) by slice name, without the pool's generation."""
     specs = {one["metadata"]["name"]: one["spec"] for one in documents}
     return {name: (spec["devices"], spec["pool"]["resourceSliceCount"]) for name, spec in specs.items()}
 
 
 class Statuses:
-    """The statuses of claims at the API server of `kubeconfig`, from the records of attachments below `state`."""
+    """The statuses of claims at the API server of `kubeconfig`, made from the records of attachments in `state`."""
 
     def __init__(self, kubeconfig: str, state: str) -> None:
         self._kubeconfig, self._state = kubeconfig, state
@@ -129,8 +130,8 @@ class Statuses:
         self._told: dict[str, list[Record]] = {}
 
     def tell(self, claims: Collection[Record]) -> None:
-        """Write the status of each prepared claim whose records have changed. Raises Unreachable at once, but the first
-        other CniError only after all claims, since a claim that the server refuses must not stop other claims."""
+        """Write the status of each prepared claim whose attachments have changed. Raises Unreachable at once. If the
+        server refuses one claim, the other claims are written before this CniError is raised."""
         changed, now = attachments.changed(self._state), time.time_ns()
         if self._seen == (seen := (changed, [claim["uid"] for claim in claims])):
             return
@@ -172,8 +173,8 @@ class Statuses:
 
 
 def allocated(kubeconfig: str, claim: Record) -> tuple[dict[str, Any], list[str]] | None:
-    """The devices that are allocated to the claim, and the UIDs of the pods for which it is reserved; None when the claim
-    is gone, or has no device. Raises CniError when the request fails."""
+    """Return (devices, pods): `allocation.devices` of the claim's status, and the UIDs of the pods for which the claim
+    is reserved. None when the claim is gone, or has no device. Raises CniError when the request fails."""
     with closing(Api(kubeconfig, _SECONDS)) as api:
         status = (_claim(api, claim) or {}).get("status") or {}
     devices = (status.get("allocation") or {}).get("devices")
@@ -193,7 +194,7 @@ def _claim(api: Api, claim: Record) -> dict[str, Any] | None:
 def _devices(claim: Record, found: Collection[dict[str, Any]]) -> list[Record]:
     """The status entries of the devices of `claim` that its pods have attached. `found` are the node's attachments.
 
-    Each link counts for one entry, since each share of a device has a link of its own.
+    Each link gives one entry, since each share of a shared device has a link of its own.
     """
     links = [one for one in found if LINK in one["records"]]
     own = [one for one in links if one["records"][LINK]["pod"][2] in claim.get("pods", ())]

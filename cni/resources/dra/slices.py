@@ -1,8 +1,9 @@
 """The ResourceSlices and DeviceClasses of a configuration. Pure.
 
-A shared NIC is a device with several allocations; each takes the GIDs of one pod from its capacity. A function is a
-device that one claim has at a time. An attribute has the full name on which DRANET and dra-driver-sriov agree, such as
-`dra.net/numaNode`; otherwise this driver's own domain, and the short name that one of them uses, if any.
+A shared NIC is a device with several allocations; each allocation takes the GIDs of one pod from the NIC's capacity. An
+exclusive function is a device that one claim has at a time. An attribute has the full name on which DRANET and
+dra-driver-sriov agree, such as `dra.net/numaNode`. If there is none, it has this driver's own domain, and the short
+name that DRANET or dra-driver-sriov uses, if any.
 
 Sources: types.go of staging/src/k8s.io/api/resource/v1 in Kubernetes, and its deviceattribute package; pkg/draclient of
 Multus; pkg/apis/attributes.go of DRANET; pkg/consts/consts.go of dra-driver-sriov.
@@ -39,7 +40,7 @@ def unpublishable(name: str) -> str:
 
 @dataclass(frozen=True)
 class Device:
-    """A device of the node's pool; `document` is its entry in a slice."""
+    """A device of the node's pool; `document` is its entry in a ResourceSlice."""
 
     resource: Resource
     offer: Offer
@@ -72,7 +73,7 @@ def devices(resources: Iterable[Resource], host: Host, topology: Topology, rails
 
 
 def _capacity(offer: Offer) -> dict[str, Any]:
-    """The capacity of a shared NIC: a share for each of its devices, in GIDs, or in devices if pods need no GIDs."""
+    """The capacity of a shared NIC, taken in equal shares by its devices: in GIDs or, if they need none, in devices."""
     count, share = len(offer.ids), str(offer.gids or 1)
     valid = {"validRange": {"min": share, "step": share}} if count > 1 else {"validValues": [share]}
     value = str(count * int(share))
@@ -131,7 +132,7 @@ def _place(function: Function, topology: Topology) -> Iterator[tuple[str, Value]
 def documents(
     found: Sequence[Device], node: str, generation: int, owner: dict[str, Any] | None = None
 ) -> list[dict[str, Any]]:
-    """The ResourceSlices of the node's pool, [] without devices; Kubernetes deletes them with their `owner`, the Node."""
+    """The ResourceSlices of `found`, as one pool of the node; Kubernetes deletes them with `owner`, the Node."""
     parts = [found[at : at + MOST_DEVICES] for at in range(0, len(found), MOST_DEVICES)]
     pool = {"name": node, "generation": generation, "resourceSliceCount": len(parts)}
     hint = node if len(node) <= 200 else label(node)

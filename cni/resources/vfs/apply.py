@@ -37,7 +37,7 @@ _REMEDIES = {
 def apply(policies: Sequence[VfPolicy], root: str, kubelet: str, done: Callable[[VfStep], object]) -> list[str]:
     """Make the VFs, and call `done` after each step; return a sentence for each refusal and failure.
 
-    A failed step ends the steps of its card; a failed MAC ends only its MACs and rebinding. Other cards go on.
+    After a failed step the other steps of the card are skipped; after a failed MAC, only MACs and rebinding of its VFs.
     """
     node = cards.read(root, kubelet)
     functions = {card.function.id: card.function for card in node.cards}
@@ -153,7 +153,7 @@ def _set(sys: str, address: str, step: VfStep) -> None:
 
 
 def _write(path: str, value: str) -> None:
-    """Write to a file of sysfs. Raises OSError, whose `filename` has the refused value and the path."""
+    """Write `value` to the file `path` of sysfs. Raises OSError, whose `filename` is the text "VALUE to PATH"."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)  # without O_CREAT: never creates a file
         try:

@@ -1,8 +1,8 @@
 """The cards of a node that can have virtual functions, and the users of each function.
 
-A function that was moved into a pod still has its directory of netdevs, but the host sees no netdev there. A function
-that a program uses through vfio-pci or verbs has an open device node. A function that kubelet has given to a container
-is in kubelet's checkpoint, from which kubelet removes an ended pod when it next admits a pod.
+A function that was moved into a pod still has its directory of netdevs in sysfs, but the host sees no netdev there. A
+function that a program uses through vfio-pci or verbs has an open device node. A function that kubelet has given to a
+container is in kubelet's checkpoint, from which kubelet removes an ended pod when it next admits a pod.
 
 Administrative MACs of virtual functions, or their GUIDs on InfiniBand, are read and set through the netdev of the card.
 From such a MAC mlx5 derives the VF's node GUID, which RDMA CM needs to find the VF (mlx5_eswitch_set_vport_mac of the
@@ -41,7 +41,7 @@ _IN_KERNEL = {
 
 
 def read(root: str = "", kubelet: str = "") -> NodeCards:
-    """The cards of the node whose sys, proc and dev are below `root`; `kubelet` is the device plugins' folder."""
+    """The cards of the node whose sys, proc and dev are below `root`. The folder `kubelet` has kubelet's checkpoint."""
     sys = f"{root}/sys"
     found = functions.read(sys)
     mtus = {name: int(mtu) for name in names_in(f"{sys}/class/net") if (mtu := text(f"{sys}/class/net/{name}/mtu"))}
@@ -67,7 +67,7 @@ def read(root: str = "", kubelet: str = "") -> NodeCards:
 
 
 def _uses(vfs: Sequence[Function], root: str, kubelet: str) -> Mapping[str, str]:
-    """The users of each VF in use, as text, by the ID of the VF."""
+    """A text with the users of each VF that is in use, by the PCI address of the VF."""
     sys = f"{root}/sys"
     if not vfs:
         return {}
@@ -92,7 +92,7 @@ def _uses(vfs: Sequence[Function], root: str, kubelet: str) -> Mapping[str, str]
 
 
 def _recorded() -> dict[str, str]:
-    """The pods of the attachments of this node, by the PCI addresses of their functions."""
+    """The pod that has each attached function of this node, by the PCI address of the function."""
     try:
         found = recorded.found()
     except (CniError, OSError):
@@ -102,7 +102,7 @@ def _recorded() -> dict[str, str]:
 
 
 def _given(kubelet: str) -> dict[str, str]:
-    """The containers to which kubelet has given devices, by the devices' names."""
+    """The container that has each device that kubelet has allocated, by the device's ID."""
     try:
         with open(os.path.join(kubelet, CHECKPOINT), encoding="utf-8") as file:
             entries: list[dict[str, Any]] = json.load(file)["Data"]["PodDeviceEntries"] or []
@@ -117,7 +117,7 @@ def _given(kubelet: str) -> dict[str, str]:
 
 
 def _holders(proc: str) -> tuple[dict[str, str], bool]:
-    """Return a process ("42 (qemu)") for each path of an open device node, and whether all processes were readable."""
+    """Return a process ("42 (qemu)") for each open device node, by path, and whether all processes were readable."""
     found, is_whole = {}, True
     for pid in filter(str.isdigit, names_in(proc)):
         try:
@@ -138,9 +138,8 @@ def _holders(proc: str) -> tuple[dict[str, str], bool]:
 
 def read_macs(card: Function, numbers: Iterable[int], root: str) -> tuple[str, dict[int, str]]:
     """The card's permanent MAC, and its VFs' administrative MACs by number; on InfiniBand, GUIDs. "" and {} when this
-    process does not see the netdev. Raises OSError when the node's network namespace may not be entered.
-
-    Without a namespace, as in a copied tree, the MAC is read from sysfs, and the VFs' MACs are {}."""
+    process does not see the netdev. Raises OSError when the node's network namespace may not be entered. If `root` has
+    no namespace, as in a copied tree, the MAC is read from sysfs, and the VFs' MACs are {}."""
     with _links(root) as host:
         if host is None:
             netdev = next(iter(card.netdevs), "") if card.link_type in (ETHER, INFINIBAND) else ""
@@ -181,7 +180,7 @@ def _of(card: Function, host: Rtnl) -> Link | None:
 @contextmanager
 def _links(root: str) -> Iterator[Rtnl | None]:
     """Yield an rtnetlink socket in the network namespace of the node whose proc is below `root`, or of this process if
-    `root` is "". Yield None without a namespace, as in a copied tree. Raises OSError when entering fails."""
+    `root` is "". Yield None if `root` has no namespace, as in a copied tree. Raises OSError when entering fails."""
     node = netns.at(f"{root}/proc/1/ns/net") if root else netns.own()
     if node is None:
         yield None

@@ -24,9 +24,9 @@ _MODULES = {VFIO: ("vfio-pci",), "RDMA": ("ib_uverbs", "rdma_ucm")}
 
 @dataclass(frozen=True)
 class Card:
-    """A physical function, its VFs by number, and `most`, the most VFs that it can have. `macs` are the administrative
-    MACs of the VFs by number; `mac` is the permanent MAC, "" when administrative MACs are impossible or not seen. On
-    InfiniBand both are GUIDs."""
+    """A physical function, its VFs by number, and `most`, the number of VFs that it can have. `macs` are the VFs'
+    administrative MACs by number; `mac` is the card's permanent MAC, "" when administrative MACs are impossible or
+    cannot be read. On InfiniBand both are GUIDs."""
 
     function: Function
     most: int
@@ -43,9 +43,9 @@ class Card:
 
 @dataclass(frozen=True)
 class NodeCards:
-    """The cards of a node. `mtus` has the MTU of each visible netdev, `up` the netdevs that are up, `modules` the
-    loaded modules. `uses` has the user ("pod default/a") of a VF by the VF's ID; `unseen` is the reason why
-    MACs cannot be read, or ""."""
+    """The cards of a node. `mtus` has the MTU of each visible netdev by name, `up` the netdevs that are up, `modules`
+    the loaded kernel modules. `uses` has the user, such as "pod default/a", of each VF in use, by the VF's ID; `unseen`
+    is the reason why MACs cannot be read, or ""."""
 
     cards: Sequence[Card] = ()
     mtus: Mapping[str, int] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class NodeCards:
 
 @dataclass(frozen=True)
 class VfStep:
-    """Change the setting `what` from `now` to `then`: of a card, of its VF `vf`, or of the kernel (`card` is "")."""
+    """Change the setting `what` of `card`, of its VF `vf` or, without a card, of the kernel, from `now` to `then`."""
 
     what: str
     now: str
@@ -67,7 +67,7 @@ class VfStep:
 
     @property
     def place(self) -> str:
-        """The place of the change: the card, "CARD VF 3", or "kernel"."""
+        """What is changed, for messages: the card, "CARD VF 3", or "kernel"."""
         return f"{self.card} VF {self.vf}" if self.vf >= 0 else self.card or "kernel"
 
     @property
@@ -78,7 +78,7 @@ class VfStep:
 
 @dataclass(frozen=True)
 class VfPlan:
-    """The `steps` in order; `refused` has the reason for each card that cannot be changed as the policies ask."""
+    """The `steps` in order; `refused` has a sentence for each card or policy that cannot be served, with the reason."""
 
     steps: tuple[VfStep, ...] = ()
     refused: tuple[str, ...] = ()
@@ -187,8 +187,8 @@ def _refuse_used(vfs: Collection[Function], node: NodeCards, what: str) -> None:
 
 
 def _mac(mac: str, vf: int) -> str:
-    """The MAC or GUID of VF number `vf` of a card with the permanent MAC or GUID `mac`: locally administered, and always
-    the same."""
+    """Derive the MAC or GUID of the VF `vf` from `mac`, the card's permanent one. It is locally administered, and the
+    same each time."""
     octets = bytearray(hashlib.sha256(f"{mac} {vf}".encode()).digest()[: len(mac.split(":"))])
     octets[0] = (octets[0] | _LOCAL) & ~_GROUP
     return octets.hex(":")
