@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests import etcd
-from tests.bench import functions, limits, report, users
+from tests.bench import limits, report, users
 from tests.bench.apiserver import Server
 from tests.bench.calls import adopt_orphans, script_of
 from tests.bench.etcd import Etcd
@@ -92,14 +92,13 @@ def main() -> int:
     sides = choose_sides(options.bin.resolve(), os.environ.get("RAILCNI_BENCH_PEERS", ""))
     adopt_orphans()
     before, facts, results = load(), facts_of(sides[0]), Results()
-    with Progress() as progress:
-        run = Parts(options, sides, results, progress)
-        for part in options.only or PARTS:
-            try:
-                facts |= getattr(run, part)()
-            except (KeyboardInterrupt, SystemExit):  # what was measured so far is shown
-                facts["ended early"] = f"in the part {part}"
-                break
+    run = Parts(options, sides, results, Progress())
+    for part in options.only or PARTS:
+        try:
+            facts |= getattr(run, part)()
+        except (KeyboardInterrupt, SystemExit):  # what was measured so far is shown
+            facts["ended early"] = f"in the part {part}"
+            break
     facts["load average before and after"] = f"{before:.1f} and {load():.1f}"
     names = list(dict.fromkeys([*(side.name for side in sides), *results.sides()]))
     (BUILD / "bench.json").write_text(json.dumps(report.document(results, facts, options.rounds), indent=1) + "\n")
@@ -125,7 +124,6 @@ class Parts:
         with bench_node(BUILD, self._sides) as node:
             facts = machine()
             Run(self._results, self._sides, list(node.pods.values()), self._rounds, self._progress).everything()
-        facts |= functions.of_add()[0]
         if len(self._sides) == 1 or self._sides[1].name != GO:
             facts["no columns for Go"] = f"{GO_PLUGINS} has not its plugins (Debian: containernetworking-plugins)"
         return facts

@@ -6,10 +6,8 @@ this process ends.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,14 +18,10 @@ from typing import ParamSpec, TypeVar
 from cni.cli.warm import cold as cold_calls
 from cni.cli.warm import found as found_workers
 from cni.shared import policy
-from tests import warm
+from tests import namespaces, warm
 from tests.bench.calls import Call, Running, timed
 from tests.bench.scene import directory
 from tests.bench.workers import Workers
-
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_CLONE_FS, _CLONE_NEWNS = 0x200, 0x20000
-_MS_BIND, _MS_REC, _MS_PRIVATE = 1 << 12, 1 << 14, 1 << 18
 
 ETC = "/etc/cni/net.d/whereabouts.d"  # where plugins accept kubeconfigs and flat files
 
@@ -43,13 +37,10 @@ class Host:
         self.name = name
         self.state = state
         self._configuration = configuration
-        self._fault: OSError | None = None
-        maker = threading.Thread(target=self._make)
-        maker.start()
-        maker.join()
-        if self._fault:
-            raise self._fault
-        self._workers = ThreadPoolExecutor(workers, initializer=self._enter)
+        with ThreadPoolExecutor(1) as maker:  # a thread, which the namespace outlives
+            self._namespace = maker.submit(self._make).result()
+        there = f"/proc/self/fd/{self._namespace}"
+        self._workers = ThreadPoolExecutor(workers, initializer=namespaces.join_mounts, initargs=(there,))
 
     def __enter__(self) -> Host:
         return self
@@ -80,29 +71,18 @@ class Host:
         standing = ("lock", "remembered", "leases.db", "leases.db-journal")
         return [str(p) for p in self.state.rglob("*") if p.is_file() and p.name not in standing]
 
-    def _make(self) -> None:
-        """In a thread of its own, which the namespace outlives."""
-        try:
-            _done(_LIBC.unshare(_CLONE_FS | _CLONE_NEWNS), "unshare")
-            _mount("none", "/", "", _MS_REC | _MS_PRIVATE)
-            _mount("tmpfs", "/run", "tmpfs", 0)
-            fd = os.open(self.state, os.O_PATH | os.O_DIRECTORY)
-            _mount("tmpfs", "/var/lib", "tmpfs", 0)
-            os.mkdir("/var/lib/cni")
-            _mount(f"/proc/thread-self/fd/{fd}", "/var/lib/cni", "", _MS_BIND)
-            os.close(fd)
-            os.makedirs(ETC, exist_ok=True)
-            _mount(str(self._configuration), ETC, "", _MS_BIND)
-            os.makedirs(os.path.dirname(policy.PATHS[1]), exist_ok=True)
-            with open(policy.PATHS[1], "w") as file:
-                file.write('{"storeHosts": ["127.0.0.1"]}')
-            self._namespace = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY)
-        except OSError as fault:
-            self._fault = fault
-
-    def _enter(self) -> None:
-        _done(_LIBC.unshare(_CLONE_FS), "unshare")
-        _done(_LIBC.setns(self._namespace, _CLONE_NEWNS), "setns")
+    def _make(self) -> int:
+        namespaces.hide(("/run",))
+        fd = os.open(self.state, os.O_PATH | os.O_DIRECTORY)
+        namespaces.mount("tmpfs", "/var/lib", "tmpfs")
+        os.mkdir("/var/lib/cni")
+        namespaces.mount(f"/proc/thread-self/fd/{fd}", "/var/lib/cni", flags=namespaces.MS_BIND)
+        os.close(fd)
+        os.makedirs(ETC, exist_ok=True)
+        namespaces.mount(str(self._configuration), ETC, flags=namespaces.MS_BIND)
+        os.makedirs(os.path.dirname(policy.PATHS[1]), exist_ok=True)
+        Path(policy.PATHS[1]).write_text('{"storeHosts": ["127.0.0.1"]}')
+        return os.open("/proc/thread-self/ns/mnt", os.O_RDONLY)
 
 
 @contextmanager
@@ -126,12 +106,3 @@ def _begun(executable: Path) -> Workers:
             assert time.monotonic() < deadline, "no workers have begun"
             time.sleep(0.01)
     return Workers()
-
-
-def _mount(source: str, target: str, kind: str, flags: int) -> None:
-    _done(_LIBC.mount(source.encode(), target.encode(), kind.encode(), flags, None), f"mount {target}")
-
-
-def _done(status: int, what: str) -> None:
-    if status:
-        raise OSError(ctypes.get_errno(), what)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import os
 import platform
@@ -13,9 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.bench.scenarios import PODS, Side
+from tests.namespaces import setns
 from tests.node import Node
-
-_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 @contextmanager
@@ -68,8 +66,7 @@ def directory(build: Path) -> Iterator[Path]:
 
 def _enter(namespaces: Sequence[int]) -> None:
     for fd in namespaces:
-        if _LIBC.setns(fd, 0):
-            raise OSError(ctypes.get_errno(), "setns")
+        setns(f"/proc/thread-self/fd/{fd}", 0)
 
 
 def machine() -> dict[str, str]:
