@@ -1,7 +1,4 @@
-"""The collector of `railcni agent`: what it frees, what it leaves, and what it says of it, where that is of one store alone.
-
-What it does over each store alike is the matter of test_each_store.py.
-"""
+"""The collector of `railcni agent`: what it frees, what it leaves, and what it says of it, where that is of one store alone."""
 
 from __future__ import annotations
 
@@ -120,14 +117,7 @@ def test_a_definition_without_ifname_is_told_of_and_its_leases_are_freed(
 def test_when_the_pods_cannot_be_told_nothing_is_freed(rig: Rig) -> None:
     rig.allocate(a2=("c2", "team/gone"))
     rig.reserve(2, owner("c2", "team/gone"))
-    not_found = {
-        "kind": "Status",
-        "status": "Failure",
-        "code": 404,
-        "reason": "",
-        "message": "no such path",
-        "metadata": {},
-    }
+    not_found = {"kind": "Status", "status": "Failure", "code": 404, "message": "no such path", "metadata": {}}
     rig.server.faults = lambda method, resource, number: (404, not_found) if resource == "pods" else None
     agent = rig.agent("n1")
     assert agent.says("does not know pods"), agent.log

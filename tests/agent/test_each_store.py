@@ -105,17 +105,19 @@ def test_another_pod_of_the_name_does_not_keep_a_lease_alive_but_a_pending_one_d
     assert rig.held(kind) == [2]
 
 
-def test_a_recorded_lease_is_freed_with_its_record_once_its_namespace_is_gone(rig: Rig, kind: str) -> None:
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_lease_is_freed_with_its_record_once_its_namespace_is_gone(rig: Rig, kind: str, recorded: bool) -> None:
     for offset, netns in ((2, HERE), (3, GONE)):
         whose = owner(f"c{offset}", "team/gone", netns=netns)
-        rig.record("n1", offset, whose, kind=kind)
+        if recorded:
+            rig.record("n1", offset, whose, kind=kind)
         rig.hold(kind, offset, whose)
     agent = rig.agent_on_the_host("n1")
     assert until(lambda: rig.held(kind) == [2], 20), agent.log
     assert agent.says("10.0.0.2 is not freed: it is in use on this node"), agent.log
     agent.passes()
     assert rig.held(kind) == [2]
-    assert [a.container_id for a, _, _ in rig.records("n1").all()] == ["c2"]
+    assert [a.container_id for a, _, _ in rig.records("n1").all()] == ["c2"] * recorded
 
 
 # The namespace that a caller names, and whether an agent that sees none of the host's processes can tell that it is gone.
@@ -147,15 +149,6 @@ def test_a_lease_whose_namespace_cannot_be_looked_at_from_the_agents_container_s
     for offset in unseen:
         said = [line for line in agent.lines if "cannot be looked at from this container" in line]
         assert any(f"10.0.0.{offset} " in line for line in said), agent.log
-
-
-def test_a_lease_without_a_record_stays_while_its_namespace_is_there(rig: Rig, kind: str) -> None:
-    rig.hold(kind, 1, owner("c1", "team/gone", netns=HERE))
-    rig.hold(kind, 2, owner("c2", "team/gone"))
-    agent = rig.agent_on_the_host("n1")
-    assert until(lambda: rig.held(kind) == [1], 20), agent.log
-    agent.passes(2)
-    assert rig.held(kind) == [1]
 
 
 def test_what_an_add_or_del_is_at_work_on_is_left_alone(rig: Rig, kind: str) -> None:
@@ -333,18 +326,6 @@ def reclaimed(ipam: list[str], *more: str, code: int = 0) -> list[tuple[str, str
     return [(done["result"], done["address"]) for done in run(*argv, data=True, code=code)]
 
 
-def test_what_audit_calls_dead_is_freed_by_reclaim(rig: Rig, kind: str, ipam: list[str]) -> None:
-    rig.server.add_pod("team", "live", node="n1", status=status_of("10.0.0.1"))
-    for offset, pod in ((1, "live"), (2, "gone")):
-        rig.hold(kind, offset, owner(f"c{offset}", f"team/{pod}", boot="another"))
-    assert audited(ipam) == [("lease-without-pod", "reclaim", "10.0.0.2")]
-    assert reclaimed(ipam, "--force", "--dry-run") == [("would free", "10.0.0.2")]
-    assert rig.held(kind) == [1, 2]
-    assert reclaimed(ipam, "--force") == [("freed", "10.0.0.2")]
-    assert rig.held(kind) == [1]
-    assert rig.reservations() == (["10.0.0.1"] if kind == "kubernetes" else [])
-
-
 def test_an_object_that_cannot_be_read_is_named_and_hinders_nothing(rig: Rig, kind: str, ipam: list[str]) -> None:
     if kind == "addresslease":
         rig.server.put(ADDRESSES, "kube-system", "nobody", {}, labels={addresses.STATE: addresses.HELD})
@@ -388,19 +369,6 @@ def test_an_address_that_both_stores_have_leased_is_found_from_either(
         assert "in AddressLeases" in finding["message"] and "in IPPools" in finding["message"]
         assert "`railcni ipam migrate`" in finding["message"]
         assert ("delete one of the pods" in finding["message"]) == (other != "the same sandbox")
-
-
-def test_what_an_add_takes_under_the_change_stays(rig: Rig, kind: str, ipam: list[str]) -> None:
-    rig.hold(kind, 2, owner("c2", "team/gone", boot="another"))
-    assert audited(ipam) == [("lease-without-pod", "reclaim", "10.0.0.2")]
-
-    def takes(method: str, resource: str, number: int) -> None:
-        if method in ("PATCH", "DELETE"):
-            rig.hold(kind, 2, owner("c9", "team/gone", boot="another"))
-
-    rig.server.faults = takes
-    assert reclaimed(ipam, "--force") == [("skipped", "10.0.0.2")]
-    assert rig.held(kind) == [2]
 
 
 # The state of the lease's node, and whether another machine may free a lease whose pod is gone.

@@ -1,7 +1,4 @@
-"""`kubectl railcni test` by the real kubectl: what it tells of two pods on two nodes, and that nothing of them is left.
-
-The kubelets of this file give each pod a network namespace of this machine, and one end of a veth pair as net1.
-"""
+"""`kubectl railcni test` by the real kubectl: what it tells of two pods on two nodes, and that nothing of them is left."""
 
 from __future__ import annotations
 

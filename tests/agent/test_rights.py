@@ -1,7 +1,4 @@
-"""conf/kubernetes/agent-rbac.yaml: the agent has each right that it uses, and no other.
-
-What the plugin uses is compared with conf/kubernetes/rbac.yaml in tests/stores/test_kubernetes_store.py.
-"""
+"""conf/kubernetes/agent-rbac.yaml: the agent has each right that it uses, and no other."""
 
 from __future__ import annotations
 

@@ -35,9 +35,7 @@ def installed(node: Node, *options: str) -> Server:
     """A node with a master on which the agent has written its files; the API server."""
     node.master()
     node.path("/etc/cni/net.d").mkdir(parents=True)
-    account = node.path(ACCOUNT)
-    account.mkdir(parents=True)
-    (account / "token").write_text("a.b.c")
+    node.write(f"{ACCOUNT}/token", "a.b.c")
     server = Server(node)
     code, log = agent(node, *options)
     assert code == 0, log
@@ -120,9 +118,8 @@ def test_a_lease_of_another_link_plugin_stays_while_something_keeps_its_namespac
     pod = node.pod(f"{datastore}-{recorded}")  # nodes of other tests have a pod1 with this address too
     own = {"netns": pod, "args": ARGS.format("gone")}
     node.cni("whereabouts", "ADD", network(), **own).succeeded()
-    with pod.view.rtnl() as ipr:
-        ipr.link("add", ifname="net1", kind="veth", peer={"ifname": "peer"})
-        ipr.addr("add", index=ipr.link_lookup(ifname="net1")[0], address="192.168.111.1", prefixlen=24)
+    pod.view.add_veth("net1", "peer")
+    pod.view.add_address("net1", "192.168.111.1/24")
     if not recorded:
         node.run(["sh", "-c", "rm -rf /var/lib/cni/railcni/attachments"]).check_returncode()
     with pod.view.entered():
@@ -149,9 +146,8 @@ def test_a_lease_that_names_no_path_of_a_namespace_stays_while_a_mounted_one_has
     installed(node, f"--datastore={datastore}")
     pod = node.pod(f"{datastore}-null")
     node.cni("whereabouts", "ADD", network(), netns="/dev/null", args=ARGS.format("gone")).succeeded()
-    with pod.view.rtnl() as ipr:
-        ipr.link("add", ifname="net1", kind="veth", peer={"ifname": "peer"})
-        ipr.addr("add", index=ipr.link_lookup(ifname="net1")[0], address="192.168.111.1", prefixlen=24)
+    pod.view.add_veth("net1", "peer")
+    pod.view.add_address("net1", "192.168.111.1/24")
     code, log = agent(node)
     assert (code, leases(node)) == (0, ["192.168.111.1"]), log
     node.delete_pod(pod)

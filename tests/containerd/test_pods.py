@@ -54,8 +54,7 @@ def whole_mtu_crosses(
 ) -> None:
     shown = runtime.run_in(container, "ip", "addr", "show", link)
     assert "mtu 9000" in shown and f"{addresses[0]}/24" in shown
-    said = runtime.run_in(container, "ping", "-c", "2", "-s", "8972", "-I", link, addresses[1])
-    assert " 0% packet loss" in said
+    assert " 0% packet loss" in runtime.run_in(container, "ping", "-c", "2", "-s", "8972", "-I", link, addresses[1])
 
 
 def test_two_pods_reach_each_other_with_the_whole_mtu_and_nothing_is_left(runtime: Runtime) -> None:

@@ -89,8 +89,7 @@ def test_the_calls_of_thick_multus_are_those_of_the_table_and_nine_of_ten_are_wa
             run(cluster, kubelet, ["one"])
             end(cluster, kubelet, ["one"])
             uid, namespace = pod.config.metadata.uid, pod.config.metadata.namespace
-            found = calls.recorded(host)
-            assert calls.differing(found, THICK_MULTUS, pod="one", uid=uid, namespace=namespace) == []
+            assert calls.differing(calls.recorded(host), THICK_MULTUS, pod="one", uid=uid, namespace=namespace) == []
             warm.wait(host, besides=known)
             before, former = warm.served(host), len(warm.cold(host))
             first, *others = names = [f"pod{number}" for number in range(PODS)]
