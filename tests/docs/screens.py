@@ -31,6 +31,7 @@ from cni.node.inventory import devices as inventory
 from cni.node.inventory import sandboxes
 from tests import recorded
 from tests.cli.test_doctor_pod import Scene, in_container
+from tests.namespaces import new_net
 from tests.view import View
 
 ROOT = Path(__file__).parents[2]
@@ -54,18 +55,12 @@ spec:
 @contextmanager
 def _scene() -> Iterator[Scene]:
     with tempfile.TemporaryDirectory() as folder:
-        fds = [_namespace(), _namespace()]
+        fds = [new_net(), new_net()]
         try:
             yield Scene(Path(folder), *(View(f"/proc/{os.getpid()}/fd/{fd}") for fd in fds))
         finally:
             for fd in fds:
                 os.close(fd)
-
-
-def _namespace() -> int:
-    from tests.oracles.conftest import _unshared
-
-    return _unshared()
 
 
 def _doctor(scene: Scene) -> None:
