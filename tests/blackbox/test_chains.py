@@ -1,8 +1,4 @@
-"""Chains: ours in the first, a middle and the last place, beside the plugins of Debian's containernetworking-plugins.
-
-A chain is called as libcni calls it: each plugin with the result of the one before, CHECK and DEL with that of the last,
-DEL from the end. A plugin that makes an interface after others adds it to what they made (SPEC.md, section 5, "Success").
-"""
+"""Chains: ours in the first, a middle and the last place, beside the plugins of Debian's containernetworking-plugins."""
 
 from __future__ import annotations
 
@@ -296,8 +292,7 @@ def test_a_result_of_earlier_plugins_that_is_none_is_refused_before_anything_is_
 def test_a_version_without_chains_is_answered_with_ours_alone(node: Node, pod: Pod, plugin: str, version: str) -> None:
     config = {"cniVersion": version, "name": "chained", **member(SELF, plugin)}
     previous = {"cniVersion": version, "ip4": {"ip": "10.44.0.7/16"}}
-    reply = Chain(node, pod, version, []).call("ADD", config, previous)
-    assert reply.succeeded()["ip4"]["ip"] == "192.168.111.1/24"
+    assert Chain(node, pod, version, []).call("ADD", config, previous).succeeded()["ip4"]["ip"] == "192.168.111.1/24"
 
 
 @each_plugin

@@ -1,8 +1,4 @@
-"""CHECK compares the attachment with the configuration that it is given, for every key of every plugin.
-
-For each key of each table there is a scene in which CHECK finds the difference, or a reason why there is nothing to find.
-What only a PF sets, and what needs a verbs device, is compared by the functions alone here: tests/lab has such hardware.
-"""
+"""CHECK compares the attachment with the configuration that it is given, for every key of every plugin."""
 
 from __future__ import annotations
 
@@ -158,8 +154,7 @@ def link_local(_: pytest.MonkeyPatch) -> None:
     faults: list[Fault] = []
     config = extra_rdma.read({"ipv6LinkLocal": False}, test_host_device_plan.request(), faults)
     assert config is not None
-    found = extra_rdma.unlike({"ipv6LinkLocal": True}, config)
-    assert found == ["rdma.ipv6LinkLocal is true, configured is false"]
+    assert extra_rdma.unlike({"ipv6LinkLocal": True}, config) == ["rdma.ipv6LinkLocal is true, configured is false"]
     assert extra_rdma.unlike({"ipv6LinkLocal": False}, config) == extra_rdma.unlike(None, config) == []
 
 
@@ -521,8 +516,7 @@ def test_what_was_changed_in_the_kernel_is_told_from_what_was_changed_in_the_con
     checked = {"prevResult": result}
     node.cni("macvlan", "CHECK", network("macvlan", **checked), netns=pod).refused(100, "mtu is 1400, was 4000")
     for mtu, words in ((4000, ", was 4000"), (1400, ", was 4000"), (1500, ", was 4000, configured is 1500")):
-        reply = node.cni("macvlan", "CHECK", config | checked | {"mtu": mtu}, netns=pod)
-        reply.refused(100, f"mtu is 1400{words}")
+        node.cni("macvlan", "CHECK", config | checked | {"mtu": mtu}, netns=pod).refused(100, f"mtu is 1400{words}")
 
 
 @needs_ip

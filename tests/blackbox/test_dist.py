@@ -43,8 +43,7 @@ def bundle_with(top: Path, **files: bytes | Path) -> Path:
 
 @needs_readelf
 def test_the_interpreter_of_this_machine_is_read_as_its_loader_reads_it() -> None:
-    done = subprocess.run([bundle.loader(), "--list", PYTHON], capture_output=True, text=True)
-    assert "libc.so.6" in done.stdout
+    assert "libc.so.6" in subprocess.run([bundle.loader(), "--list", PYTHON], capture_output=True, text=True).stdout
 
 
 @needs_compiler

@@ -1,7 +1,4 @@
-"""The executables with their leases in etcd: a real member in the node's own network namespace.
-
-What holds over every store is the matter of tests/stores/test_lease_life.py and test_contract.py.
-"""
+"""The executables with their leases in etcd: a real member in the node's own network namespace."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""host-device against a real kernel: the device goes into the pod as a whole and comes back as it was.
-
-The devices are veth ends: they behave as physical ones do but for what hardware alone has (PCI path, permanent MAC),
-which the tests in the lab cover. Where a selector goes by a bus, a tree of its own stands in for /sys/bus. The state of a
-device is the matter of test_host_state.py, and the ways in which an attachment ends that of tests/hosts.
-"""
+"""host-device against a real kernel: the device goes into the pod as a whole and comes back as it was."""
 
 from __future__ import annotations
 
@@ -99,8 +94,7 @@ def test_a_device_may_go_without_addresses(node: Node, pod: Pod) -> None:
     ipam: dict[str, Any] | None
     for version, ipam in (("0.3.0", {}), ("1.1.0", None)):
         before = as_it_was(node)
-        result = add(node, pod, network(version, ipam=ipam))
-        assert "ips" not in result
+        assert "ips" not in add(node, pod, network(version, ipam=ipam))
         assert (pod.view.link("net1").up, pod.view.link("net1").texts) == (True, [])
         delete(node, pod, network(version, ipam=ipam))
         assert (node.leftovers(), as_it_was(node)) == ([], before)
@@ -151,8 +145,7 @@ def test_each_selector_finds_the_device(node: Node, pod: Pod, device: Link, sele
     bus(node, "auxiliary", AUXILIARY, "ens9")
     before = as_it_was(node)
     config = network(**{"device": None} | by(selector))
-    result = add(node, pod, config)
-    assert result["interfaces"][0]["mac"] == device.mac
+    assert add(node, pod, config)["interfaces"][0]["mac"] == device.mac
     delete(node, pod, config)
     assert (node.leftovers(), as_it_was(node)) == ([], before)
 
@@ -206,8 +199,7 @@ def test_the_mtu_of_a_function_that_a_userspace_driver_holds_is_in_the_result_or
     assert result["interfaces"][0]["mtu"] == 9000
     checked = config | {"prevResult": result}
     node.cni("host-device", "CHECK", checked | {"mtu": 9000}, netns=pod).succeeded()
-    reply = node.cni("host-device", "CHECK", checked | {"mtu": 1500}, netns=pod)
-    reply.refused(100, "mtu is 9000, configured is 1500")
+    node.cni("host-device", "CHECK", checked | {"mtu": 1500}, netns=pod).refused(100, "mtu is 9000, configured is 1500")
     node.ended("host-device", config, netns=pod)
 
 

@@ -1,8 +1,4 @@
-"""What a device has on the host before an attachment it has afterwards: all of it, or the table of devices says otherwise.
-
-The matrix of tests/hosts shows most of it, for each way in which an attachment ends. Here are the hosts that it does not
-have, and what others do meanwhile. The dump is the matrix's, and the table that of docs/devices.md.
-"""
+"""What a device has on the host before an attachment it has afterwards: all of it, or the table of devices says otherwise."""
 
 from __future__ import annotations
 
@@ -199,8 +195,7 @@ def test_an_address_whose_lifetime_ended_meanwhile_does_not_come_back(node: Node
     sh(node, "ip address add 10.1.0.5/24 dev data0 valid_lft 1 preferred_lft 1; ip address add 10.2.0.5/24 dev data0")
     add(node, pod).succeeded()
     subprocess.run(["sleep", "1.1"], check=True)
-    reply = delete(node, pod)
-    reply.succeeded()
+    delete(node, pod).succeeded()
     assert [text for text in node.host.link("data0").texts if ":" not in text] == ["10.2.0.5/24"]
 
 

@@ -132,8 +132,7 @@ def test_each_of_several_ranges_gives_an_address_the_top_one_first(node: Node) -
 def test_static_addresses_are_appended_to_those_of_ranges(node: Node) -> None:
     static = [{"address": "10.9.0.5/24", "gateway": "10.9.0.1"}, {"address": "fd00:9::5/64"}]
     config = network({**RANGE, "addresses": static})
-    result = call(node, "ADD", config).succeeded()
-    assert result["ips"] == [
+    assert call(node, "ADD", config).succeeded()["ips"] == [
         {"address": "192.168.111.1/24"},
         {"address": "10.9.0.5/24", "gateway": "10.9.0.1"},
         {"address": "fd00:9::5/64"},
@@ -438,8 +437,7 @@ def test_a_read_only_disk_is_named(node: Node) -> None:
     if node.is_warm:
         warm.end(node)  # an idle worker has the lease file open, and the kernel then refuses what follows
     node.run(["mount", "-o", "remount,ro", "/var/lib"]).check_returncode()
-    reply = call(node, "ADD", config, container_id="c2")
-    reply.refused(5, STATE, "Read-only", "mount it writable")
+    call(node, "ADD", config, container_id="c2").refused(5, STATE, "Read-only", "mount it writable")
     call(node, "STATUS", config).refused(50, STATE, "Read-only", "mount it writable")
     call(node, "DEL", config).refused(5, STATE, "Read-only", "mount it writable")
     node.run(["mount", "-o", "remount,rw", "/var/lib"]).check_returncode()

@@ -1,8 +1,4 @@
-"""macvlan against a real kernel: what it makes, what it refuses, what it finds, and that nothing is left behind.
-
-The values of its keys are the matter of tests/unit/test_macvlan_plan.py, the ways in which an attachment ends that of
-tests/hosts, and the kinds of masters that of test_masters.py.
-"""
+"""macvlan against a real kernel: what it makes, what it refuses, what it finds, and that nothing is left behind."""
 
 from __future__ import annotations
 
@@ -56,8 +52,7 @@ def add(node: Node, pod: Pod, config: dict[str, Any], **how: Any) -> dict[str, A
 
 
 def delete(node: Node, pod: Pod | str | None, config: dict[str, Any], **how: Any) -> None:
-    reply = node.cni("macvlan", "DEL", config, netns=pod, **how)
-    assert reply.succeeded() is None
+    assert node.cni("macvlan", "DEL", config, netns=pod, **how).succeeded() is None
 
 
 def refused(node: Node, pod: Pod | str, config: dict[str, Any], code: int, *words: str, **how: Any) -> None:
@@ -184,8 +179,7 @@ def test_an_address_in_use_is_not_given_again_for_a_while(node: Node, pod: Pod, 
     config = network(ipam={**STORED, "range": "fd00:111::/64"}, dad=True)
     args = "K8S_POD_NAMESPACE=ns;K8S_POD_NAME=web;K8S_POD_UID=u"
     node.cni("macvlan", "ADD", config, container_id="s1", netns=pod, args=args).refused(101, "fd00:111::1")
-    reply = node.cni("macvlan", "ADD", config, container_id="s2", netns=pod, args=args)
-    assert reply.addresses == ["fd00:111::2/64"]
+    assert node.cni("macvlan", "ADD", config, container_id="s2", netns=pod, args=args).addresses == ["fd00:111::2/64"]
     reply = node.cni("macvlan", "ADD", config, ifname="net2", container_id="s2", netns=pod, args=args)
     reply.refused(101, "fd00:111::3")
     assert "fd00:111::3/64 is in use by another host: this node avoids it for 600 s" in reply.stderr
@@ -212,8 +206,7 @@ def test_routes_of_the_ipam_plugin_are_set(node: Node, pod: Pod) -> None:
         {"dst": "10.99.0.0/16", "scope": 253},
         {"dst": "fd00:2::/64", "gw": "fd00:111::fe"},
     ]
-    result = add(node, pod, network(ipam={**BOTH, "routes": routes}))
-    assert result["routes"] == routes
+    assert add(node, pod, network(ipam={**BOTH, "routes": routes}))["routes"] == routes
     link = pod.view.link("net1")
     default, far = link.route("0.0.0.0/0"), link.route("172.16.0.0/12")
     assert default and default.gw == "192.168.111.254"
@@ -226,8 +219,7 @@ def test_routes_of_the_ipam_plugin_are_set(node: Node, pod: Pod) -> None:
 
 def test_a_route_without_a_gateway_takes_that_of_its_family(node: Node, pod: Pod) -> None:
     ipam = {**LEASES, "gateway": "192.168.111.254", "routes": [{"dst": "10.0.0.0/8"}]}
-    result = add(node, pod, network(ipam=ipam))
-    assert result["ips"][0]["gateway"] == "192.168.111.254"
+    assert add(node, pod, network(ipam=ipam))["ips"][0]["gateway"] == "192.168.111.254"
     assert pod.view.link("net1").gateway("10.0.0.0/8") == "192.168.111.254"
 
 

@@ -305,8 +305,7 @@ def test_the_link_of_a_default_route_in_use_is_not_taken_from_the_node(node: Nod
     for plugin, words in SHOWN.items():
         if plugin == "sriov" and scene in VIRTUAL_FUNCTION_MAY:
             continue
-        reply = node.cni(plugin, "ADD", taking(plugin), netns=pod)
-        reply.refused(7, *words, "default route")
+        node.cni(plugin, "ADD", taking(plugin), netns=pod).refused(7, *words, "default route")
         assert (node.leftovers(), routes(node)) == ([], before)
         node.cni(plugin, "STATUS", taking(plugin)).refused(50, "default route")
     reply = node.cni("macvlan", "ADD", network(), netns=pod)  # in mode bridge the node keeps its traffic
@@ -430,8 +429,7 @@ def test_passthru_tells_of_the_addresses_that_the_node_cannot_use_meanwhile(node
 
 def test_passthru_tells_that_the_link_does_not_get_the_mac_that_is_asked_for(node: Node, pod: Pod) -> None:
     reply = node.cni("macvlan", "ADD", network(mode="passthru", mac="02:00:00:00:77:07"), netns=pod)
-    result = reply.succeeded()
-    assert "02:00:00:00:77:07 is not set" in reply.stderr and result["interfaces"][0]["mac"] in reply.stderr
+    assert "02:00:00:00:77:07 is not set" in reply.stderr and reply.succeeded()["interfaces"][0]["mac"] in reply.stderr
 
 
 def test_passthru_in_the_sandbox_asks_nothing_of_the_hosts_routes(node: Node, pod: Pod) -> None:

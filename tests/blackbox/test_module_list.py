@@ -1,8 +1,4 @@
-"""The modules that no call of a plugin may load: every pod pays for each of them. `make bench` shows how much.
-
-No verb loads a third-party library, or a module of the standard library that is in COSTLY. Then each verb of each plugin
-leaves unloaded the parts of this project that other verbs need.
-"""
+"""The modules that no call of a plugin may load: every pod pays for each of them. `make bench` shows how much."""
 
 from __future__ import annotations
 

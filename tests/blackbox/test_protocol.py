@@ -87,8 +87,7 @@ def test_version_is_answered_without_reading_stdin(executables: Path, plugin: st
         endless.kill()
         endless.communicate()
     assert (done.returncode, done.stderr) == (0, b"")
-    answer = json.loads(done.stdout)
-    assert answer == {"cniVersion": "1.1.0", "supportedVersions": list(VERSIONS)}
+    assert json.loads(done.stdout) == {"cniVersion": "1.1.0", "supportedVersions": list(VERSIONS)}
 
 
 @each_plugin

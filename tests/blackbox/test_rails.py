@@ -134,8 +134,7 @@ def test_a_table_that_another_group_has_is_refused_by_its_key(node: Node) -> Non
     pod = node.pod()
     rails.cni("ADD", pod, 0).succeeded()
     other = rails.network(1, name="storage-0", key={"group": "storage", "index": 0})
-    reply = rails.cni("ADD", pod, 1, other)
-    reply.refused(7, "routing table 7000 is already in use", "rail.tableBase")
+    rails.cni("ADD", pod, 1, other).refused(7, "routing table 7000 is already in use", "rail.tableBase")
     rails.cni(
         "ADD", pod, 1, rails.network(1, name="storage-0", key={"group": "storage", "index": 0, "tableBase": 7100})
     ).succeeded()
@@ -245,8 +244,7 @@ def test_a_device_that_is_of_none_of_the_networks_rails_is_refused(
     rails = allocated(node, 2)
     pod = node.pod()
     network = all_rails(rails, device, **more)
-    reply = rails.cni("ADD", pod, 0, network)
-    reply.refused(7, *words)
+    rails.cni("ADD", pod, 0, network).refused(7, *words)
     rails.cni("DEL", pod, 0, network).succeeded()
     assert node.leftovers() == []
 

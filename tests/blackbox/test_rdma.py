@@ -1,8 +1,4 @@
-"""The key `rdma` where there is no verbs device: nothing changes, and what is asked for in vain is said.
-
-What needs a kernel with RDMA is in tests/lab (`make lab`), and there is no verbs device with a PCI function there: so that
-of a NIC is laid over /sys here.
-"""
+"""The key `rdma` where there is no verbs device: nothing changes, and what is asked for in vain is said."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""rdma, the chained plugin, where there is no RDMA: what it refuses, and that it ends whatever is there to be ended.
-
-Moves of verbs devices are the lab's matter: tests/lab/test_rdma_chain.py.
-"""
+"""rdma, the chained plugin, where there is no RDMA: what it refuses, and that it ends whatever is there to be ended."""
 
 from __future__ import annotations
 

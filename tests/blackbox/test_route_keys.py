@@ -107,8 +107,7 @@ def test_the_routes_of_another_ipam_plugin_are_found_as_the_kernel_keeps_them(
     node.master()
     ipam, pod, config = Ipam(node), node.pod(), foreign_network("macvlan")
     ipam.replies("ADD", {"cniVersion": "1.1.0", "ips": ADDRESSES, "routes": routes})
-    result = call(node, "ADD", config, pod).succeeded()
-    call(node, "CHECK", config | {"prevResult": result}, pod).succeeded()
+    call(node, "CHECK", config | {"prevResult": call(node, "ADD", config, pod).succeeded()}, pod).succeeded()
 
 
 @pytest.mark.parametrize(

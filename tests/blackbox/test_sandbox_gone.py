@@ -1,8 +1,4 @@
-"""A sandbox whose path is gone: what still keeps it, what a DEL waits for, and how an end comes that a DEL could not bring.
-
-Thick Multus is a real process here, which stays in the host's namespace and has an open descriptor of the sandbox's. A
-socket that was made in the sandbox keeps it without a way to get there.
-"""
+"""A sandbox whose path is gone: what still keeps it, what a DEL waits for, and how an end comes that a DEL could not bring."""
 
 from __future__ import annotations
 
@@ -160,9 +156,12 @@ def restored(node: Node, plugin: str) -> None:
 # --- kept by what is in it, by a mount, or by an open descriptor, as by thick Multus ---
 
 
-@each_and("keeper", [process, mount, descriptor, opened_by_path, thread], ids=lambda f: f.__name__, plugins=PLUGINS)
-def test_a_delete_ends_an_attachment_whose_namespace_is_kept_without_its_path(
-    node: Node, pod: Pod, plugin: str, keeper: Any
+KEEPERS = [*((keeper, "DEL") for keeper in (process, mount, descriptor, opened_by_path, thread)), (descriptor, "GC")]
+
+
+@each_and("keeper, verb", KEEPERS, ids=lambda f: getattr(f, "__name__", f), plugins=PLUGINS)
+def test_a_delete_and_gc_end_an_attachment_whose_namespace_is_kept_without_its_path(
+    node: Node, pod: Pod, plugin: str, keeper: Any, verb: str
 ) -> None:
     """As the device or address of a deleted pod: multus #1134; containernetworking/plugins #666, #274."""
     before = as_it_was(node)
@@ -170,7 +169,8 @@ def test_a_delete_ends_an_attachment_whose_namespace_is_kept_without_its_path(
     with keeper(node, pod) as inside:
         node.delete_pod(pod)
         assert inside.names() == ["net1"]
-        node.cni(plugin, "DEL", network(plugin), netns=pod.path).succeeded()
+        config = network(plugin) | ({"cni.dev/valid-attachments": []} if verb == "GC" else {})
+        node.cni(plugin, verb, config, netns=pod.path).succeeded()
         assert (inside.names(), node.leftovers(), as_it_was(node)) == ([], [], before)
 
 
@@ -185,18 +185,6 @@ def test_a_container_is_attached_anew_while_its_former_namespace_is_kept_by_an_o
         assert node.cni(plugin, "ADD", network(plugin), netns=again).succeeded()["ips"][0]["address"]
         assert (inside.names(), again.view.names(), len(node.leases())) == ([], ["net1"], 1)
         node.ended(plugin, network(plugin), netns=again)
-
-
-@pytest.mark.parametrize("plugin", PLUGINS)
-def test_gc_ends_an_attachment_whose_namespace_is_kept_by_an_open_descriptor_alone(
-    node: Node, pod: Pod, plugin: str
-) -> None:
-    before = as_it_was(node)
-    node.cni(plugin, "ADD", network(plugin), netns=pod).succeeded()
-    with descriptor(node, pod) as inside:
-        node.delete_pod(pod)
-        node.cni(plugin, "GC", network(plugin) | {"cni.dev/valid-attachments": []}).succeeded()
-        assert (inside.names(), node.leftovers(), as_it_was(node)) == ([], [], before)
 
 
 @pytest.mark.parametrize("plugin", PLUGINS)

@@ -211,8 +211,7 @@ def test_a_log_line_says_how_its_call_was_served_and_no_other_call_shows_it(node
 
     attached()
     argv = ["sh", "-c", 'exec 2>/dev/full; exec "$0"', node.executables / "macvlan"]
-    done = node.run(argv, env=environment(node, "DEL", pod), stdin=json.dumps(config).encode())
-    assert done.returncode == 0
+    assert node.run(argv, env=environment(node, "DEL", pod), stdin=json.dumps(config).encode()).returncode == 0
     for how, more in (("warm", {}), ("cold", warm.COLD)):
         attached()
         before = warm.served(node)
@@ -559,8 +558,7 @@ def test_a_netns_that_leads_elsewhere_for_the_worker_is_entered_by_the_call_itse
     done = node.run(argv, env=environ, stdin=json.dumps(network()).encode())
     assert done.returncode == 0, done.stdout
     assert "net1" in pod.view.names()
-    after = state_of(node)
-    assert (after.calls, warm.cold(node)) == (before.calls, cold + "p")
+    assert (state_of(node).calls, warm.cold(node)) == (before.calls, cold + "p")
     node.ended("macvlan", network(), netns=pod)
 
 

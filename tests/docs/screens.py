@@ -12,6 +12,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -55,7 +56,8 @@ spec:
 @contextmanager
 def _scene() -> Iterator[Scene]:
     with tempfile.TemporaryDirectory() as folder:
-        fds = [new_net(), new_net()]
+        with ThreadPoolExecutor(1) as leaving:  # so that this thread stays where it is
+            fds = [leaving.submit(new_net).result() for _ in range(2)]
         try:
             yield Scene(Path(folder), *(View(f"/proc/{os.getpid()}/fd/{fd}") for fd in fds))
         finally:

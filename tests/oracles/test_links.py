@@ -1,7 +1,4 @@
-"""cni/shared/kernel/links.py on a real kernel, with pyroute2 as the second opinion.
-
-That links are made and changed as asked for is shown by the tests of the plugins; here is what these do not come by.
-"""
+"""cni/shared/kernel/links.py on a real kernel, with pyroute2 as the second opinion."""
 
 from __future__ import annotations
 

@@ -115,8 +115,7 @@ def test_a_message_that_was_cut_off_is_refused(length: int) -> None:
 
 @given(st.binary(min_size=1, max_size=15).filter(lambda b: b"\0" not in b))
 def test_names_that_are_not_utf8_survive(octets: bytes) -> None:
-    text = netlink.text_of(octets + b"\0")
-    assert netlink.unpack_attributes(netlink.string(3, text)) == {3: octets + b"\0"}
+    assert netlink.unpack_attributes(netlink.string(3, netlink.text_of(octets + b"\0"))) == {3: octets + b"\0"}
 
 
 # links
