@@ -1,1 +1,1 @@
-"""The base of `cni` and `ipam`: messages, checks of configurations, access to the kernel, records, locks, the log."""
+"""Code that `cni` and `ipam` share: CNI messages, checks of configurations, kernel access, records, locks, the log."""

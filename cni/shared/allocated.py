@@ -1,8 +1,9 @@
-"""Choose the rail (cni.shared.rail) of an attachment to a network with `rail.nics`, by the NIC allocated to the pod.
+"""Choose the rail of an attachment to a network with `rail.nics`, by the NIC allocated to the pod.
 
-`complete` replaces the configuration of a request by the configuration of this rail, before other code reads the
-configuration. So all other code works as for a network with `rail.index`. The record of the attachment keeps the
-configuration of the rail. After the ADD the rail is read from this record, because the device may be gone.
+A rail is a numbered NIC with a subnet (cni.shared.rail). `rail.nics` lists the NICs of all rails, `rail.index` is the
+number of one rail. `complete` replaces the configuration of a request by the configuration of one rail, which has
+`rail.index`, before other code reads it. So only this module has a case for `rail.nics`. The record of the attachment
+keeps the configuration of the rail. Calls after the ADD read the rail there, because the device may be gone.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _REMEDY = (
 def complete(request: Request, log: Log) -> None:
     """Replace the configuration of `request`, if it has the key `rail`, by the configuration of one rail.
 
-    Raises InvalidConfig when an ADD has no device on a NIC of rail.nics, or when another key contradicts the device.
+    Raises InvalidConfig when an ADD has no allocated device, or one that is on no NIC of `rail.nics` or contradicts
+    another key.
     """
     document = request.member("rail")
     if not isinstance(document, dict):

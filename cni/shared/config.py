@@ -37,11 +37,11 @@ PLAIN = "plain"  # the default of rail.addressing
 
 
 class Key:
-    """A key of a configuration: its name, its default, its description `doc` (`means`), and the attribute that `fill` sets.
+    """A key of a configuration, and the attribute that `fill` sets to its value, or to `default` if the key is absent.
 
-    `read`, the reader, checks the JSON value and returns the value of the attribute. Its ValueError states
-    the wanted form. If the value is a path, `roots` is the key of the node's policy (cni.shared.policy) that lists the
-    directories in which the path may lie.
+    `read` checks the JSON value and returns the value of the attribute. Its ValueError states the wanted form. `doc` is
+    the description of the key. If the value is a path, `roots` is the key of the node's policy (cni.shared.policy) that
+    lists the directories in which the path may lie.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Key:
         self.roots = roots
 
     def means(self, doc: str) -> Key:
-        """Set the description, and return the key."""
+        """Set the description `doc`, and return the key."""
         self.doc = doc
         return self
 
@@ -95,8 +95,8 @@ def fill(
 def take(
     target: object, attribute: str, read: Callable[[Any], Any], faults: list[Fault], given: Sequence[tuple[str, Any]]
 ) -> None:
-    """Overwrite `attribute` with the last valid value in `given`, which has pairs (name of the source, value). Ignore
-    empty values. Append faults of values to `faults`."""
+    """Set `attribute` of `target` to what `read` returns for the last valid value in `given`, which has pairs (name of
+    the value's source, value). Ignore empty values. Append a fault for each invalid value to `faults`."""
     for place, value in given:
         if value:
             try:
@@ -115,7 +115,7 @@ def attempt(read: Callable[[str], T], text: str, key: str, faults: list[Fault]) 
 
 
 def misspelt(document: Mapping[str, Any], names: Collection[str], prefix: str = "") -> list[str]:
-    """A warning for each key of `document` that misspells one of `names` (see `slip`)."""
+    """A warning for each key of `document` that is probably a misspelling of one of `names` (see `slip`)."""
     other = document.keys() - names
     if not other:
         return []
@@ -176,7 +176,7 @@ def boolean(value: Any) -> bool:
 
 
 def integer(low: int, high: int) -> Callable[[Any], int]:
-    """A reader of integers from `low` to `high`, both included."""
+    """A function that checks an integer from `low` to `high`, both included, and returns it."""
 
     def read(value: Any) -> int:
         if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
@@ -187,7 +187,7 @@ def integer(low: int, high: int) -> Callable[[Any], int]:
 
 
 def one_of(*choices: str) -> Callable[[Any], str]:
-    """A reader of strings that are one of `choices`."""
+    """A function that checks that a string is one of `choices`, and returns it."""
 
     def read(value: Any) -> str:
         if value not in choices:
@@ -205,7 +205,7 @@ def mapping(value: Any) -> dict[str, Any]:
 
 
 def ipam_block(value: Any) -> dict[str, Any]:
-    """Check the object `ipam`, and return it. Its `type` names the IPAM plugin; without a type there are no addresses."""
+    """Check the object `ipam`, and return it. `type` names the IPAM plugin; without it the link gets no addresses."""
     block = mapping(value)
     kind = member(block, "type")
     if kind is not None and not isinstance(kind, str):
@@ -227,12 +227,12 @@ def dns_settings(value: Any) -> dict[str, Any]:
 
 
 def asks_for_same_index(request: Request) -> bool:
-    """Whether `rail.addressing` is set and not "plain": on each rail a pod then has the same place in the rail's range."""
+    """Whether `rail.addressing` is set and not "plain": a pod then has the same index in the range of each rail."""
     return member(request.member("rail"), "addressing") not in (None, PLAIN)
 
 
 def list_of(read: Callable[[Any], Any], most: int = MOST_MEMBERS) -> Callable[[Any], list[Any]]:
-    """A reader of lists of up to `most` members that `read` accepts."""
+    """A function that checks a list of up to `most` members, and returns what `read` returns for each."""
 
     def read_all(value: Any) -> list[Any]:
         if not isinstance(value, list):
@@ -262,7 +262,7 @@ def hardware_address(value: Any) -> str:
 
 
 def optional(read: Callable[[Any], Any], empty: Any = "") -> Callable[[Any], Any]:
-    """A reader that returns `empty` for "", which means absent in Go, and otherwise calls `read`."""
+    """A function that returns `empty` for "", which means absent in Go, and otherwise calls `read`."""
 
     def read_unless_empty(value: Any) -> Any:
         return empty if value == "" else read(value)

@@ -1,4 +1,4 @@
-"""The parts of every GC: the moment at which it began, the attachments that it must keep, and the locks of the others."""
+"""The parts of every GC: when it began, which attachments it must keep, and how it locks those that it may remove."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Began:
         self._steady = time.monotonic_ns()
 
     def is_after(self, created: int) -> bool:
-        """Whether an attachment made at `created` (ns since 1970) is older than the GC. A younger attachment may be
-        valid although the GC request does not list it.
+        """Whether the GC began after an attachment that was made at `created` (ns since 1970). A younger attachment may
+        be valid although the GC request does not list it.
 
         Returns False for every attachment when the wall clock was set during the GC, since times before and after the
-        change cannot be compared. The next GC then removes the attachments that this GC has kept.
+        change cannot be compared. This GC then keeps all attachments, and the next GC removes the invalid ones.
         """
         now = time.time_ns()
         is_set = abs((now - self._wall) - (time.monotonic_ns() - self._steady)) > _CLOCK_STEP
@@ -69,8 +69,8 @@ def valid_attachments(request: Request, log: Log) -> set[Attachment] | None:
 def locked(
     attachments: Iterable[Attachment], part: str, records: Records
 ) -> Iterator[tuple[Attachment, dict[str, Any] | None]]:
-    """Yield each attachment that has a record of `part`, with the record, under its lock; with None if another call has
-    the lock."""
+    """Yield (attachment, record) for each attachment that has a record of `part`, and hold the lock of the attachment
+    meanwhile. If another call has the lock, yield the attachment with None in place of the record."""
     for attachment in attachments:
         held = records.try_locked(attachment, part)
         if held is None:

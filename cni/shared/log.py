@@ -30,8 +30,8 @@ def tell(line: bytes) -> None:
 class Log:
     """The log of a call. Each line contains `context`; lines below `level` are not written.
 
-    `path` is the path of the log file, without symbolic links (cni.shared.kernel.files.resolve), or "". `hidden` are
-    texts that must not appear in the error of this call. The log may show them, because it stays on the node.
+    `path` is the path of the log file, without symbolic links (cni.shared.kernel.files.resolve), or "". `hidden` has
+    texts that the error of this call must not contain. The log may contain them, because it stays on the node.
     """
 
     def __init__(self, context: str = "", level: str = "warning", path: str = "") -> None:

@@ -1,8 +1,8 @@
 """The policy of this node for networks: the administrator's file railcni.json, or the defaults.
 
-The author of a NAD must not reach every file and device of the node. So the policy limits the paths in the
-configuration of a network to roots, and its masters and devices to lists. Paths in the flat file (whereabouts.conf) have
-no limits, since the administrator writes that file.
+The author of a network configuration must not reach every file and device of the node. So the policy lists directories
+(roots), in which the configuration's paths must lie, and the masters and devices that the configuration may name. Paths
+in the flat file (whereabouts.conf) have no limits, since the administrator writes that file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MOST_BYTES = 1 << 20
 
 
 def root(value: Any) -> str:
-    """Check that `value` is an absolute path, and return it. Networks may name paths below this path."""
+    """Check that `value` is an absolute path, below which networks may name paths, and return it."""
     if not string(value).startswith("/"):
         raise ValueError("want absolute paths")
     return str(value)
@@ -48,7 +48,7 @@ WARM = {"idleSeconds": (600, 3600), "workers": (14, 256)}  # (default, maximum)
 
 
 def warm(value: Any) -> tuple[int, int]:
-    """Check the key `warm`. Returns the idle seconds and the largest number of workers."""
+    """Check the key `warm`. Returns the idle seconds after which a worker process ends, and the maximum of workers."""
     block = mapping(value)
     if not block.keys() <= WARM.keys():
         raise ValueError(f"want no other keys than {', '.join(WARM)}")
@@ -101,7 +101,7 @@ KEYS = (
 
 
 class Policy:
-    """The checked values of KEYS. `path` is the file with the values or, if no file exists, the usual path for one."""
+    """The node's policy: an attribute for each of KEYS. `path` is its file, or the usual path if there is no file."""
 
     configRoots: Sequence[str]
     dataDirs: int
@@ -190,12 +190,12 @@ def current() -> Policy:
 
 
 def unless_listed(names: Sequence[str], reason: str) -> str:
-    """Return `reason`, which forbids a device to networks, or "" if `uplinks` lists one of the device's `names`."""
+    """The `reason` to refuse a device to networks; "" if the policy's `uplinks` allows one of the device's `names`."""
     return "" if reason and current().allows("uplinks", names) else reason
 
 
 def forget() -> None:
-    """Forget the policy, because this process begins another call."""
+    """Forget the policy that was read, because this process begins another call."""
     global _current
     _current = None
 

@@ -60,7 +60,7 @@ KEYS: Sequence[Key] = (
 
 
 class Rail:
-    """The checked values of KEYS."""
+    """The checked values of the key `rail`: an attribute for each of KEYS."""
 
     index: int
     group: str
@@ -77,7 +77,7 @@ class Rail:
 
     @property
     def is_same_index(self) -> bool:
-        """Whether a pod gets, on all rails of the group, the address at the same place in the range."""
+        """Whether a pod's address has the same index in the range of each rail of the group."""
         return self.addressing == SAME_INDEX
 
 

@@ -185,9 +185,9 @@ class Records:
             raise self._refused("remove a record from", "attachments", fault) from None
 
     def remind(self, on: bool, due: bool = False) -> None:
-        """Set (`on`) or remove the reminder that some releases are pending. A failure is ignored.
+        """Make (`on`) or remove the file that reminds later calls of pending releases. A failure is ignored.
 
-        `due`: the next call retries the releases, without the usual pause after an attempt.
+        `due`: the next call retries the releases at once, without the usual pause after an attempt.
         """
         try:
             if on:
@@ -207,15 +207,15 @@ class Records:
         return not 0 <= age < seconds
 
     def look_in(self, seconds: float) -> None:
-        """Set the next search for unended attachments to `seconds` from now. A failure is ignored."""
+        """Plan the next search for attachments whose DEL failed or never came, `seconds` from now. Ignore a failure."""
         try:
             self._stamp(UNENDED, time.time() + seconds)
         except OSError:
             pass  # there is no directory yet; or GC finds the attachments by the records
 
     def is_look_due(self) -> bool:
-        """Whether a search for unended attachments is due. The first search is due LOOK_SECONDS after the first call of
-        this method on the node."""
+        """Whether a search for attachments whose DEL failed or never came is due. The first search is due LOOK_SECONDS
+        after the first call of this method on the node."""
         try:
             return not 0 < self._time_of(UNENDED) - time.time() <= LOOK_SECONDS
         except OSError:
@@ -231,7 +231,7 @@ class Records:
         return os.stat(f"{self.directory}/{name}", follow_symlinks=False).st_mtime
 
     def sweep(self, network: str) -> None:
-        """Remove the temporary files of `network` and of groups whose record is not locked: killed writers left them."""
+        """Remove temporary files that killed writers left, of unlocked records for `network` and for rail groups."""
         for name in self._names(hidden=True):
             key = name.removeprefix(".").removesuffix(".tmp")
             names = key.split(":")
@@ -276,8 +276,8 @@ class Records:
         """Raise IoFailure when a record of a newer format contains one of `devices`, which are PCI or MAC addresses.
 
         Listings skip such records. Yet if a device is on the host, has a userspace driver, or was in a sandbox that has
-        died, only the record shows that the device is in use. The whole text is searched: the members of a newer format
-        may differ, but each format has whole addresses.
+        died, only the record shows that the device is in use. The whole text is searched: a newer format may have
+        other members, but every format writes addresses in full.
         """
         for name, document in self._newer.items():
             text = codec.dumps(document)
@@ -357,7 +357,7 @@ class Records:
         return None
 
     def _examine(self) -> None:
-        """Raise IoFailure if other users can write the directories. They cannot change private ones: one check is enough."""
+        """Raise IoFailure if other users can write the directories. Only the first call checks this."""
         if self._examined:
             return
         for what, path in (("", self.directory), ("attachments", self._folder)):
@@ -427,7 +427,7 @@ def _is_part(data: bytes) -> bool:
 
 
 def _outlives_boot(document: dict[str, Any]) -> bool:
-    """Whether the record `document` must survive a power loss, because its leases or addresses do.
+    """Whether the record `document` must survive a power loss, because it names leases or addresses that do.
 
     Leases in a store that nodes share survive a power loss of this node, and so do the addresses of a foreign IPAM
     plugin. Links and the leases in a file of this node do not survive.
@@ -442,7 +442,7 @@ def _is_newer(document: dict[str, Any]) -> bool:
 
 
 def _newer_format(path: str, document: dict[str, Any]) -> IoFailure:
-    """The error for a record of a newer format, whose content is unknown although nothing else describes the attachment."""
+    """The error for a record of a newer format: its content is unknown, and nothing else describes the attachment."""
     return IoFailure(
         f"record {path} has format {document['format']}, and this railcni knows {FORMAT}: a newer railcni has made that"
         " attachment; install that version again, at least until its pod is gone"

@@ -79,7 +79,7 @@ def add(
 
     `broadcast` sets the broadcast address of the prefix, for IPv4 with a prefix shorter than 31 bits. `nodad` makes an
     IPv6 address usable at once; otherwise the kernel first looks for a duplicate (see Address.tentative). The other
-    parameters are for an address that is restored as it was read.
+    parameters restore an address as it was read, with the values of an `Address`.
     """
     family, local, length = _parse(text)
     body = IFADDR.pack(family, length, 0, scope, index) + netlink.attribute(_LOCAL, local)

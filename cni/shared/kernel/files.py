@@ -58,7 +58,7 @@ def write_whole(directory: str, name: str, data: bytes, durable: bool = False, m
 
 
 def write_whole_below(directory: str, name: str, data: bytes, durable: bool = False) -> None:
-    """Write a file as `write_whole` does, and first make a missing directory (mode 0700)."""
+    """Make `directory` (mode 0700) if it is missing, and write a file there as `write_whole` does."""
     try:
         write_whole(directory, name, data, durable)
     except FileNotFoundError:
@@ -98,7 +98,7 @@ def write_sysctl(name: str, value: str) -> None:
 
 
 def write(path: str, value: str) -> None:
-    """Write `value` to the existing file at `path`, such as one of procfs, by one write(2)."""
+    """Write `value` to the existing file at `path`, such as a file of procfs, by one write(2)."""
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, value.encode())
@@ -123,8 +123,8 @@ def names_in(directory: str) -> list[str]:
 
 
 def mark(path: str, links: bool = False) -> tuple[int, ...]:
-    """A value that changes when another file is at `path` or its content changes; () when there is no file. `links`:
-    follow a symbolic link."""
+    """Device, inode, size and modification time of the file at `path`, which show whether the file has changed; () when
+    there is no file. `links`: follow a symbolic link."""
     try:
         status = os.stat(path, follow_symlinks=links)
     except OSError:
@@ -133,7 +133,7 @@ def mark(path: str, links: bool = False) -> tuple[int, ...]:
 
 
 def read_regular(path: str, most: int, flags: int = 0, private: bool = False) -> bytes:
-    """The content of the file at `path`, which may be hostile: a FIFO or device does not block. `flags` are further O_*.
+    """The content of the file at `path`, which may be hostile: a FIFO or device does not block. `flags` adds O_* flags.
 
     Raises ValueError when the file is not regular or has more than `most` bytes. With `private`, raises NotPrivate when
     other users can write the file.
@@ -157,7 +157,7 @@ def read_regular(path: str, most: int, flags: int = 0, private: bool = False) ->
 
 
 def check_private(status: os.stat_result) -> None:
-    """Raise NotPrivate when users except root and our own can write the file or directory with this `status`."""
+    """Raise NotPrivate when users other than root and ours can write the file or directory that has this `status`."""
     mode = status.st_mode
     if (not status.st_uid or status.st_uid == os.geteuid()) and not mode & _OTHERS_WRITE:
         return
@@ -202,7 +202,7 @@ def _unlink(path: str) -> bool:
 
 
 def make_private_directory(path: str, has_parent: bool = False) -> None:
-    """Make the directory `path` and its missing parents; new directories have mode 0700 and are durable."""
+    """Make the directory `path` and, unless `has_parent`, its missing parents: with mode 0700, and durably."""
     parent = path.rstrip("/").rpartition("/")[0]
     try:
         os.mkdir(path, 0o700)
@@ -270,7 +270,7 @@ def open_checked(path: str) -> int:
 
 
 def sync_directory(path: str) -> None:
-    """Write the names in the directory `path` to the disk."""
+    """Write the entries of the directory `path` to the disk, by fsync(2)."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

@@ -4,8 +4,8 @@ The steps are those of pkg/ipam of containernetworking/plugins, in the sandbox a
 up, routes. With arp_notify the kernel announces the IPv4 addresses when the link comes up (inetdev_event,
 net/ipv4/devinet.c). The kernel does not announce an IPv6 address that skips duplicate address detection. To trigger the
 announcement, this module sets the link's MAC to its present value (NETDEV_CHANGEADDR in ndisc_netdev_event,
-net/ipv6/ndisc.c), which saves a raw socket and 12 ms. This step is also needed for hardware that gets its carrier only
-after it is up and, for both families, if the link is up before it has addresses (NETDEV_CHANGEADDR in inetdev_event).
+net/ipv6/ndisc.c), which saves a raw socket and 12 ms. Setting the MAC also announces the addresses of both families if
+the link was up before it had addresses, or if hardware got its carrier late (NETDEV_CHANGEADDR in inetdev_event).
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ CARRIER_SECONDS = 0.2  # as in sriov-cni
 
 
 def configure(inside: Rtnl, link: Link, wanted: Result, dad: bool, set_up: Callable[[], None]) -> tuple[str, int]:
-    """Configure `link`, in the namespace of `inside` and of the calling thread. Returns the link's new MAC and MTU.
+    """Give `link` the addresses and routes of `wanted`, and set it up. Returns the link's new MAC and MTU.
 
-    `set_up` sets the link up if it is down. After an IPAM plugin other than ours the link is up already. `dad`: wait for
-    the duplicate address detection of the IPv6 addresses. Raises KernelRefused or InvalidConfig when a step fails.
+    The thread must be in the namespace of `inside`. `set_up` is called to set the link up, unless it is up already, as
+    after a call of an IPAM plugin other than ours. `dad`: wait for the duplicate address detection of the IPv6
+    addresses. Raises KernelRefused or InvalidConfig when a step fails.
     """
     has_ipv6 = any(a.family == 6 for a in wanted.ips)
     if wanted.ips:
@@ -126,8 +127,8 @@ def _await_detection(inside: Rtnl, link: Link) -> None:
 
 
 def add_route(inside: Rtnl, link: Link, route: WantedRoute, gw: str, source: str = "") -> None:
-    """Add `route` by the gateway `gw`, with the preferred source address `source`; do nothing if the same route exists.
-    Raises InvalidConfig for invalid texts, KernelRefused when the kernel refuses the route."""
+    """Add `route` through the gateway `gw`, with the preferred source address `source`; do nothing if the route exists.
+    Raises InvalidConfig for an invalid CIDR or address, KernelRefused when the kernel refuses the route."""
     own = (route.priority, route.table, route.scope, route.mtu, route.advmss)
     try:
         routes.add(inside, link.index, route.dst, gw, *own, source=source)
@@ -153,7 +154,7 @@ def add_route(inside: Rtnl, link: Link, route: WantedRoute, gw: str, source: str
 
 
 def _refuse_numbers(route: WantedRoute, gw: str) -> None:
-    """Raise InvalidConfig for a number that no route can have, or a scope that a route by `gw` cannot have."""
+    """Raise InvalidConfig for a number that no route can have, or a scope that no route through `gw` can have."""
     for key in NUMBERS_OF_ROUTE:
         value, most = getattr(route, key), MOST_SCOPE if key == "scope" else 0xFFFFFFFF
         if value is not None and not 0 <= value <= most:
@@ -166,7 +167,7 @@ def _refuse_numbers(route: WantedRoute, gw: str) -> None:
 
 
 def next_hop(route: WantedRoute, ips: list[IPConfig]) -> str:
-    """The gateway of `route`, by default the gateway of an address; "" when there is none, or for 0.0.0.0."""
+    """The gateway of `route`, else the first one of its family in `ips`; "" when there is none, or it is 0.0.0.0."""
     gw = canonical(route.gw) or gateway(route.family, ips)
     return "" if gw == "0.0.0.0" else gw
 

@@ -20,8 +20,8 @@ _PAGE = 4096
 def read(link: str) -> dict[str, str]:
     """The values of the sysctls of `link`, by "FAMILY/NAME", in the order in which they must be restored.
 
-    Raises FileNotFoundError when there is no such link, or it is renamed meanwhile, and OSError for a failure that may
-    pass.
+    Raises FileNotFoundError when there is no such link, or it is renamed during the call, and another OSError for a
+    failure that may be transient.
     """
     found: dict[str, str | None] = {}
     for family in ("ipv6", "ipv4", "mpls"):
@@ -40,8 +40,8 @@ def read(link: str) -> dict[str, str]:
 
 
 def due(link: str, wanted: dict[str, str]) -> Iterator[tuple[str, Callable[[str, str], None], str, str]]:
-    """Yield each write that the sysctls of `link` still need to have the values `wanted`, which `read` returned: its
-    description, the function to call, the path, the value."""
+    """Compare the sysctls of `link` with the values `wanted`, which `read` returned, and yield (description, function,
+    path, value) for each that differs: `function(path, value)` then sets the sysctl."""
     held = read(link)
     for key, value in wanted.items():
         if held.get(key) != value:
@@ -53,8 +53,8 @@ def due(link: str, wanted: dict[str, str]) -> Iterator[tuple[str, Callable[[str,
 
 
 def _value(folder: int, name: str) -> str | None:
-    """The value of the file `name` in an open directory, by which the kernel finds the file four times as fast as by its
-    path; None for a file that cannot be read, such as a secret that is not set."""
+    """The value of the file `name` in the open directory `folder`; None for a file that cannot be read, such as a
+    secret that is not set. The kernel finds a file in an open directory four times as fast as by its path."""
     try:
         fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
         try:

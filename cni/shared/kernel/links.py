@@ -63,7 +63,7 @@ class Link:
 
     `kind` is the driver of a software link ("macvlan", "veth", "bridge"), "" for hardware. MACs are
     "aa:bb:cc:dd:ee:ff", or "" for none. `mtu`, `min_mtu` and `max_mtu` are bytes (0: no bound). `up` is the state that an
-    administrator has set, `carrier` that of the wire (False while the link is not up).
+    administrator has set, `carrier` the state of the wire (False while the link is not up).
     `master_index` is the index of the link's bridge or bond. `lower_index` is the index of the link below, or of a
     veth's peer, in the namespace with the id `lower_netnsid` (None: the same namespace). An index of 0 means none.
     `lowers` are the indexes of all links below; the kernel deletes this link with any of them. A veth has no `lowers`.
@@ -207,8 +207,9 @@ class Rtnl(netlink.Socket):
     def received(self, index: int) -> list[bytes]:
         """The MACs, except its own, for which the link `index` receives frames; [] if the kernel does not list them.
 
-        A link on top that is up, in any namespace, adds its MAC (macvlan_open, drivers/net/macvlan.c). The kernel shows
-        these MACs as forwarding entries (ndo_dflt_fdb_dump, net/core/rtnetlink.c).
+        A link above this one, such as a macvlan in any namespace, adds its MAC while it is up (macvlan_open,
+        drivers/net/macvlan.c). The kernel shows these MACs as forwarding entries (ndo_dflt_fdb_dump,
+        net/core/rtnetlink.c).
         """
         found = []
         for body in self.dump_if_known(GETNEIGH, NDMSG.pack(_AF_BRIDGE, index, 0, 0, 0), EOPNOTSUPP):
@@ -232,9 +233,9 @@ class Rtnl(netlink.Socket):
         self.request(_DELLINKPROP, ifinfo(index) + _altname(name))
 
     def ids_of_others(self, but: Rtnl | None = None) -> list[int]:
-        """The ids of other namespaces in this one (`ip netns list-id`), except that of `but`; [] if the kernel refuses.
+        """The ids that this namespace has for others (`ip netns list-id`), without that of `but`; [] on a refusal.
 
-        When a namespace ends, another may get its id. A namespace may have an id for itself; this id is left out.
+        When a namespace ends, another may get its id. If this namespace has an id for itself, that id is left out.
         """
         try:
             bodies = self.dump(_GETNSID, b"\0\0\0\0")
@@ -245,7 +246,7 @@ class Rtnl(netlink.Socket):
         return [nsid for nsid in ids if nsid not in known]
 
     def id_of(self, other: Rtnl) -> int | None:
-        """The id of the namespace of `other` in this namespace, as by `netns_id`."""
+        """The id by which this namespace knows the namespace of `other`; None when it has no id."""
         fd = other.namespace()
         try:
             return self.netns_id(fd)
@@ -253,14 +254,14 @@ class Rtnl(netlink.Socket):
             os.close(fd)
 
     def links_of(self, nsid: int) -> list[Link]:
-        """All links of the namespace that has the id `nsid` in this namespace; [] if it has ended, and before Linux 4.15."""
+        """All links of the namespace that this one knows as `nsid`; [] if it has ended, and before Linux 4.15."""
         try:
             return [Link(body) for body in self.dump(GETLINK, ifinfo(0) + netlink.number(_TARGET_NETNSID, nsid))]
         except netlink.KernelError:
             return []
 
     def netns_id(self, netns_fd: int) -> int | None:
-        """The id of the namespace `netns_fd` in this namespace (`link-netnsid` of ip-link); None when it has no id."""
+        """The id by which this namespace knows the one at `netns_fd` (`link-netnsid` of ip-link), or None."""
         reply = self.get(_GETNSID, b"\0\0\0\0" + netlink.number(_NSID_FD, netns_fd))
         found = netlink.signed_of(netlink.unpack_attributes(reply, 4)[_NSID])
         return None if found < 0 else found

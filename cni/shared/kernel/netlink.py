@@ -88,7 +88,7 @@ def number(kind: int, value: int) -> bytes:
 
 
 def numbers(values: dict[int, int | None]) -> bytes:
-    """An attribute with each number in `values`, by type, except those that are None."""
+    """An attribute for each 32-bit number in `values`, a dictionary by attribute type. None values are left out."""
     return b"".join([number(kind, value) for kind, value in values.items() if value is not None])
 
 
@@ -252,7 +252,7 @@ class Socket:
         return self._exchange(kind, DUMP, body)
 
     def dump_if_known(self, kind: int, body: bytes, *unknown: int) -> list[bytes]:
-        """As `dump`; [] when the kernel refuses with one of the errnos `unknown`, since it has no such objects."""
+        """The bodies as from `dump`; [] if the kernel lacks such objects, and so refuses with an errno in `unknown`."""
         try:
             return self.dump(kind, body)
         except KernelError as fault:

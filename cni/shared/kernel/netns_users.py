@@ -44,8 +44,8 @@ def _paths_of(inode: int | None) -> Iterator[str]:
 
 
 def found_again(device: int, inode: int) -> Namespace | None:
-    """The network namespace with this `device` and `inode`, opened; None if this process can see no user of the
-    namespace."""
+    """The network namespace with this `device` and `inode`, opened; None if this process finds no process,
+    mount or descriptor that uses the namespace."""
     if _searched and (device, inode) not in _searched[0]:
         return None
     for namespace in _opened(inode, lambda identity: identity == (device, inode)):
@@ -56,7 +56,8 @@ def found_again(device: int, inode: int) -> Namespace | None:
 
 
 class SearchedOnce:
-    """A `with` block with one search for all calls of `found_again`: a namespace without a user never gets a user."""
+    """A `with` block that first finds all namespaces in use. In it, `found_again` returns None at once for others:
+    a namespace without a user never gets a user again."""
 
     def __enter__(self) -> SearchedOnce:
         _searched.append({(namespace.device, namespace.inode) for namespace in all_kept()})
@@ -67,7 +68,7 @@ class SearchedOnce:
 
 
 def all_kept() -> Iterator[Namespace]:
-    """Yield each network namespace, except our own, that has a user. Each is open until the next is requested."""
+    """Yield each network namespace in use, except our own. Each is open until the next is requested."""
     with netns.own() as ours:
         seen = {(ours.device, ours.inode)}
     for namespace in _opened(None, lambda identity: identity not in seen):
@@ -91,16 +92,16 @@ def _opened(inode: int | None, is_wanted: Callable[[tuple[int, int]], bool]) -> 
 def sees_node() -> bool:
     """Whether this process sees the processes of the node.
 
-    Processes of the host and of containers with hostPID are in the first PID namespace of the boot. A node that is itself
-    a container, as in kind, has another PID namespace, but sees processes in the PID namespaces of its pods. In any other
-    container all visible processes are in one PID namespace.
+    Processes of the host and of containers with hostPID are in the first PID namespace of the boot, and see all. If the
+    node is itself a container, as in kind, its processes are in another PID namespace, but also see those in the PID
+    namespaces of its pods. In any other container all visible processes are in one PID namespace: the result is False.
     """
     own = target_of("/proc/self/ns/pid")
     return in_first_pids() or any(target_of(f"/proc/{one}/ns/pid") not in ("", own) for one in _processes())
 
 
 def names(path: str) -> set[str]:
-    """`path` with and without "/var": /var/run is a link to /run, and a container may have only one of the two."""
+    """`path` with and without "/var" in front: /var/run links to /run, and a container may have only one of the two."""
     return {path, path.removeprefix("/var")} - {""}
 
 
@@ -129,7 +130,7 @@ def in_first_pids() -> bool:
 
 
 def mounted() -> dict[int, set[str]]:
-    """The last parts of the paths at which network namespaces are mounted, in any mount namespace, by inode."""
+    """For each network namespace, by its inode: the file names of its mount points in all mount namespaces."""
     found: dict[int, set[str]] = {}
     for process in ("self", *_of_other_mounts(_processes())):
         for name, path in _mounts(process):
@@ -152,7 +153,7 @@ def _of_other_mounts(processes: list[str]) -> Iterator[str]:
 
 
 def _mounts(process: str) -> Iterator[tuple[str, str]]:
-    """Yield the name "net:[INODE]" and the path, as `process` sees it, of each network namespace that it has mounted."""
+    """Yield "net:[INODE]" and the mount point of each network namespace mounted in the mount namespace of `process`."""
     try:
         with open(f"/proc/{process}/mountinfo", "rb") as lines:
             for line in lines:
@@ -177,6 +178,6 @@ def _may_be(inode: int | None, info: str) -> bool:
 
 
 def _those(wanted: str, link: str) -> Iterator[str]:
-    """Yield the path `link` if its target begins with `wanted`. The target is not opened."""
+    """Yield the path `link` if the target of this symbolic link begins with `wanted`. The target is not opened."""
     if target_of(link).startswith(wanted):
         yield link

@@ -30,7 +30,7 @@ def seconds_up() -> float:
 
 
 def forget() -> None:
-    """Forget the boot ID, because this process begins another call."""
+    """Forget the boot ID that was read, because this process begins another call."""
     _known.clear()
 
 

@@ -26,7 +26,7 @@ _DAEMONS = frozenset((11, 12, 14, 42, 99, 186, 187, 188, 189, 192))
 
 
 def of_bodies(bodies: Iterable[bytes], index: int) -> list[KernelRoute]:
-    """The routes by the link `index` in RTM_NEWROUTE bodies, of all tables but the local one."""
+    """The routes through the link `index` in RTM_NEWROUTE bodies, of all tables but the local one."""
     found = [route for body in bodies for route in unpack(body)]
     return [route for route in found if route.index == index and route.table != LOCAL_TABLE]
 
@@ -63,7 +63,7 @@ def default_routes(rtnl: Socket, bodies: Iterable[bytes]) -> list[KernelRoute]:
 
 
 def way_to(rtnl: Socket, address: str, source: str = "") -> tuple[int, str]:
-    """The link's index and the source address of a packet without mark to `address`; 0 and "" without a route.
+    """The index of the link and the source address of a packet to `address`, without fwmark; 0 and "" without a route.
 
     As `ip route get`: the index is LOOPBACK for an address of this namespace; without `source` the kernel chooses the
     source address."""
@@ -80,7 +80,7 @@ def way_to(rtnl: Socket, address: str, source: str = "") -> tuple[int, str]:
 
 
 def nexthops_of(rtnl: Socket, index: int) -> list[int]:
-    """The ids of the nexthop objects by the link `index`, without groups; [] before Linux 5.3."""
+    """The ids of the nexthop objects that use the link `index`, without groups; [] before Linux 5.3."""
     bodies = rtnl.dump_if_known(_GETNEXTHOP, _NHMSG.pack(0, 0, 0, 0) + number(_NHA_OIF, index), EOPNOTSUPP)
     found = [unpack_attributes(body, _NHMSG.size) for body in bodies]
     return [number_of(each[_NHA_ID]) for each in found if _NHA_OIF in each]

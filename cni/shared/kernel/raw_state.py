@@ -126,11 +126,11 @@ def address_again(address: Address, index: int, elapsed: int, flags: int) -> byt
 
 
 class SavedRoute:
-    """A route whose form for saving is `document`. `destination` is the prefix length and the address, b"" for a default
-    route; `source` is the preferred source address or b"", `protocol` the origin (RTPROT_*).
+    """A route, saved as the JSON object `document`. `destination` is (prefix length, address), with b"" as the address
+    of a default route; `source` is the preferred source address or b"", `protocol` the origin (RTPROT_*).
 
     `key` determines the route's place in the kernel's tables: family, prefixes, TOS, table and priority. `identity` has
-    the parts of a route that do not change between two readings.
+    the parts of a route that are equal in every reading.
     """
 
     def __init__(self, document: dict[str, Any]) -> None:
@@ -151,7 +151,7 @@ class SavedRoute:
         return self.document.get("ahead", False) is True
 
     def is_part_of(self, route: SavedRoute) -> bool:
-        """Whether this is `route`, with all or only some of its legs. Weights are ignored: a single leg has none."""
+        """Whether this is `route`, with all or some of its legs (next hops). Weights may differ."""
         legs = [(flags, at, own) for flags, _, at, own in route.legs]
         return self.common == route.common and all((f, at, own) in legs for f, _, at, own in self.legs)
 
@@ -161,7 +161,7 @@ class SavedRoute:
 
 
 def of_link(bodies: Iterable[bytes], index: int) -> list[bytes]:
-    """The `bodies` of routes by the link `index`, and perhaps of some other routes: the test only searches bytes."""
+    """The `bodies` of the routes through the link `index`, and perhaps of others: the test only searches for bytes."""
     single, leg, multipath = number(_OIF, index), index.to_bytes(4, byteorder), _MULTIPATH.to_bytes(2, byteorder)
     return [body for body in bodies if single in body or (leg in body and multipath in body)]
 
@@ -169,10 +169,10 @@ def of_link(bodies: Iterable[bytes], index: int) -> list[bytes]:
 def routes(
     rtnl: Socket, index: int, bodies: list[bytes], sources: Iterable[bytes] = (), every: Iterable[bytes] | None = None
 ) -> list[SavedRoute]:
-    """The routes in `bodies` by the link `index`, and the IPv4 routes by other links with a source address in
-    `sources`: the kernel removes such a route with the address (fib_sync_down_addr). The kernel's local routes, routes
-    that routers advertise, and routes by nexthop objects are left out. `every` has the bodies of all routes; for None
-    all routes are read if they are needed."""
+    """The routes in `bodies` through the link `index`, and the IPv4 routes through other links with a source address in
+    `sources`, which the kernel removes together with that address (fib_sync_down_addr). The kernel's local routes,
+    routes that routers advertise, and routes with nexthop objects are left out. `every` has the bodies of all routes;
+    if it is None, all routes are read when they are needed."""
     found = [route for route in map(of_body, bodies) if route and any(leg[2] == index for leg in route.legs)]
     old = [route for route in found if route.family == AF_INET]
     new = found[len(old) :]
@@ -184,8 +184,8 @@ def routes(
 
 
 def _place(own: list[SavedRoute], bodies: list[bytes], wanted: list[bytes]) -> None:
-    """Set "ahead" in each of the IPv4 routes `own` that precedes another link's route with an equal key. Append the
-    other links' routes with a source in `wanted` to `own`."""
+    """Set "ahead" in each of the IPv4 routes `own` that comes, in `bodies`, before another link's route with an equal
+    key. Append to `own` the other links' routes in `bodies` that have a source attribute in `wanted`."""
     destinations = {route.destination for route in own}
     patterns = [attribute(_DST, destination) for _, destination in destinations if destination]
     defaults = any(length == 0 for length, _ in destinations)
@@ -212,9 +212,9 @@ def _place(own: list[SavedRoute], bodies: list[bytes], wanted: list[bytes]) -> N
 
 
 def with_those_away(own: list[SavedRoute], away: Iterable[dict[str, Any]]) -> None:
-    """Give the routes `own` the legs and the "ahead" that they had before other links left.
+    """Give the saved routes `own` the legs (next hops) and the member "ahead" that they had before other links left.
 
-    `away` has the documents of these links' saved routes. The links may then come back in any order.
+    `away` has the saved routes of the links that left, as JSON. With this, the links can come back in any order.
     """
     for saved in map(SavedRoute, away):
         for route in own:
@@ -255,7 +255,7 @@ def _kept(found: dict[int, bytes], kinds: frozenset[int]) -> bytes:
 
 
 def present(rtnl: Socket) -> list[SavedRoute]:
-    """All routes of the namespace for which `of_body` does not return None."""
+    """All routes of the namespace that can be saved (see `of_body`)."""
     found = map(of_body, all_bodies(rtnl))
     return [route for route in found if route]
 
@@ -315,14 +315,14 @@ def families_with_neighbour_parameters(rtnl: Socket, index: int) -> list[int]:
 
 
 def neighbour_again(text: str, index: int) -> bytes:
-    """The RTM_NEWNEIGH body that restores the entry `text` of `neighbours` on the link `index`."""
+    """The RTM_NEWNEIGH body that restores `text`, an entry that `neighbours` returned, on the link `index`."""
     body = bytes.fromhex(text)
     family, _, state, flags, kind = NDMSG.unpack_from(body)
     return NDMSG.pack(family, index, state, flags, kind) + body[NDMSG.size :]
 
 
 def neighbour_text(text: str) -> str:
-    """The address in the entry `text` of `neighbours`."""
+    """The address in `text`, an entry that `neighbours` returned."""
     body = bytes.fromhex(text)
     return inet_ntop(body[0], unpack_attributes(body, NDMSG.size)[1])
 

@@ -70,7 +70,7 @@ class Rdma(Socket):
 
 
 def netns_mode() -> str:
-    """The mode as `Rdma.netns_mode` returns it; SHARED when the kernel has no RDMA."""
+    """The RDMA netns mode, SHARED or EXCLUSIVE (see `Rdma.netns_mode`); SHARED when the kernel has no RDMA."""
     socket = _opened()
     if socket is None:
         return SHARED
@@ -88,7 +88,8 @@ def has_device(name: str) -> bool:
 
 
 def ports_of_netdev(name: str, rtnl: Rtnl) -> list[tuple[str, int]]:
-    """As `rdma_sysfs.ports_of_netdev`, by netlink. The thread must be in the namespace of `rtnl`."""
+    """(verbs device, port number) of each port that the traffic of the netdev `name` can use, sorted, read by netlink.
+    The thread must be in the namespace of `rtnl`."""
     socket = _opened()
     if socket is None:
         return []

@@ -62,7 +62,7 @@ class GidEntry:
 
 
 def devices(root: str = "/sys") -> list[str]:
-    """The names of the verbs devices in this mount of sysfs, sorted, without the type SMI (see `_carrying_data`)."""
+    """The names of the verbs devices in this mount of sysfs, sorted, without those of type SMI, which carry no data."""
     return _carrying_data(names_in(root + CLASS), root)
 
 
@@ -73,8 +73,8 @@ def devices_of(device: str, root: str = "/sys") -> list[str]:
 
 
 def _carrying_data(names: Iterable[str], root: str) -> list[str]:
-    """The verbs devices among `names`, sorted, without the type SMI, such as "smi1" of a ConnectX-8: only this type has no
-    uverbs device (ib_uverbs_add_one). Without the module ib_uverbs there are no uverbs devices: then all are returned."""
+    """The verbs devices among `names`, sorted, without type SMI, such as "smi1" of a ConnectX-8. Only SMI devices
+    have no uverbs device (ib_uverbs_add_one). Without the module ib_uverbs no device has one: then all are returned."""
     places = {name: f"{root}{CLASS}/{name}/device/infiniband_verbs" for name in sorted(set(names))}
     usable = {name: [_value(f"{place}/{node}/ibdev") for node in names_in(place)] for name, place in places.items()}
     return [name for name, owners in usable.items() if not owners or name in owners]
@@ -86,7 +86,7 @@ def ports(device: str, root: str = "/sys") -> list[int]:
 
 
 def path_of(device: str, root: str = "/sys") -> str:
-    """The path of the directory of the verbs device, "../../devices/pci…/infiniband/mlx5_0"; "" if it is missing."""
+    """The directory of the verbs device in sysfs, "../../devices/pci…/infiniband/mlx5_0"; "" if it is missing."""
     return target_of(f"{root}{CLASS}/{device}")
 
 
@@ -225,7 +225,7 @@ def _port(device: str, number: int, root: str) -> str:
 
 
 def _port_of_netdev(place: str) -> int:
-    """The number of the port, from 1, to which the netdev at `place` in sysfs belongs. (dev_port begins with 0.)"""
+    """The number, from 1, of the port of the netdev whose sysfs directory is `place`. (dev_port counts from 0.)"""
     number = _value(f"{place}/dev_port")
     return int(number) + 1 if number.isdigit() else 1
 

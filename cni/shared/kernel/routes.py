@@ -34,7 +34,7 @@ KERNEL_PROTOCOL, BOOT_PROTOCOL, RA_PROTOCOL = 2, 3, 9
 
 
 class KernelRoute:
-    """A route by the link `index`, or one next hop of a multipath route.
+    """A route through the link `index`, or one next hop of a multipath route.
 
     `mtu` and `advmss` are bytes, 0 for none. `priority` is the metric; the lowest wins. An IPv6 route that was added
     without a metric has 1024. `table`, `scope`, `protocol` and `kind` (the type) are numbers of rtnetlink(7).
@@ -62,7 +62,7 @@ class KernelRoute:
 
 
 def list_of(rtnl: netlink.Socket, index: int) -> list[KernelRoute]:
-    """The unicast routes by the link `index`, IPv4 first, of all tables, including the kernel's own.
+    """The unicast routes through the link `index`, IPv4 first, of all tables, including the kernel's own.
 
     Raises KernelError ENODEV when there is no such link.
     """
@@ -71,7 +71,7 @@ def list_of(rtnl: netlink.Socket, index: int) -> list[KernelRoute]:
 
 
 def bodies_of(rtnl: netlink.Socket, index: int) -> list[bytes]:
-    """The RTM_NEWROUTE bodies of the routes by the link `index`, IPv4 first, of all tables."""
+    """The RTM_NEWROUTE bodies of the routes through the link `index`, IPv4 first, of all tables."""
     return [body for family in (AF_INET, AF_INET6) for body in dump_routes(rtnl, family, netlink.number(_OIF, index))]
 
 
@@ -104,11 +104,11 @@ def add(
     source: str = "",
     protocol: int = BOOT_PROTOCOL,
 ) -> None:
-    """Add a route to `dst` by the link `index`, by default to the main table. The kernel chooses other values that are None.
+    """Add a route to `dst` through the link `index`, by default to the main table. Other defaults are the kernel's.
 
     `scope` None is link scope without a gateway and universe scope with a gateway, as in ip-route(8). `onlink` treats
     `gw` as a neighbour even if no prefix of the link contains `gw`. Raises EEXIST when the same route exists, and EINVAL
-    when `dst` has host bits. A route by another link with the same `dst` and priority is no error. As with the Go
+    when `dst` has host bits. A route through another link with the same `dst` and priority is no error. As with the Go
     plugins, a new IPv4 route then precedes the old route, and a new IPv6 route shares the traffic with the old route.
     """
     network, _, length = dst.partition("/")

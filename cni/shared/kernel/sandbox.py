@@ -77,7 +77,7 @@ def at(path: str, request: Request) -> Sandbox | None:
 
 
 def of_record(record: dict[str, Any], request: Request) -> Sandbox | None:
-    """The sandbox in `record`, found by a path or, if the path is gone, by a user of the namespace; None if not found.
+    """The sandbox in `record`, found by its path or by what uses it (process, mount, descriptor); else None.
 
     Before Linux 5.14 the result may be a later sandbox with the same inode: see `is_certain`.
     """
@@ -91,7 +91,7 @@ def of_record(record: dict[str, Any], request: Request) -> Sandbox | None:
 
 
 def kept(identity: dict[str, int]) -> Sandbox | None:
-    """The sandbox with this `identity`, if the namespace has a user (cni.shared.kernel.netns_users); else None."""
+    """The sandbox with this `identity`, if a process, mount or descriptor that uses it can be found; else None."""
     from cni.shared.kernel import netns_users  # needed only when the path is gone
 
     namespace = netns_users.found_again(identity["device"], identity["inode"])
@@ -105,7 +105,7 @@ def kept(identity: dict[str, int]) -> Sandbox | None:
 
 
 def is_certain(identity: dict[str, int]) -> bool:
-    """Whether no later namespace can have this `identity`, because it has a cookie (since Linux 5.14)."""
+    """Whether no later namespace can have this `identity`, because the identity has a cookie (since Linux 5.14)."""
     return identity["cookie"] != 0
 
 
@@ -114,14 +114,14 @@ def _is_own(namespace: Namespace, request: Request) -> bool:
 
 
 def end_of_pair(device: Link, host: Rtnl) -> str:
-    """The reason to refuse `device`, if it is the host's end of a pair of links (PAIRS) into a sandbox; else ""."""
+    """The reason to refuse `device`, if it is the host's end of a link pair, such as veth, into a sandbox; else ""."""
     if device.kind in PAIRS and device.lower_netnsid is not None and _is_of_sandbox(device.lower_netnsid, host):
         return f'"{device.name}" is the host\'s end of a {device.kind} of a sandbox'
     return ""
 
 
 def _is_of_sandbox(nsid: int, host: Rtnl) -> bool:
-    """Whether the namespace that the host knows as `nsid` has a path in PLACES."""
+    """Whether the namespace that the host knows by the id `nsid` is mounted where runtimes mount sandboxes (PLACES)."""
     for directory in PLACES:
         for name in files.names_in(directory):
             try:

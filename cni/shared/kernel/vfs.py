@@ -98,7 +98,7 @@ def write(host: Rtnl, pf_index: int, vf: int, setting: tuple[str, ...], state: d
 
 
 def _packed(vf: int, first: str, state: dict[str, Any]) -> bytes:
-    """The attribute that sets the setting whose first key is `first` to the values in `state`."""
+    """The attribute that sets the one of SETTINGS whose first key is `first` to the values in `state`."""
     value = state[first]
     if first == "mac":
         return attribute(_MAC, _MAC_BYTES.pack(vf, bytes.fromhex(value.replace(":", ""))))

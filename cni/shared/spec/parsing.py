@@ -11,9 +11,10 @@ from cni.shared.spec.result import NUMBERS_OF_ROUTE, Interface, IPConfig, Result
 
 
 def parse(document: Any, what: str = "prevResult", has_interfaces: bool = True) -> Result:
-    """Convert `document`, a result of any version. Raises DecodingFailure if it is none; the message calls it `what`.
+    """Convert `document`, a result of any version. Raises DecodingFailure if it is none.
 
-    Without `has_interfaces`, as for the result of an IPAM plugin, interfaces are ignored (SPEC.md, section 5).
+    `what` is the name of `document` in the error. Without `has_interfaces`, as for the result of an IPAM plugin,
+    interfaces are ignored (SPEC.md, section 5).
     """
     if not isinstance(document, dict):
         raise DecodingFailure(f"{what} is not a JSON object")
@@ -91,7 +92,7 @@ def _family(address: str) -> int:
 
 
 def _text(entry: Any, key: str, default: str | None = None) -> str:
-    """The string `entry[key]`, or the default when it is absent. Raises TypeError for other values."""
+    """The string `entry[key]`, or `default` when absent. Raises TypeError for another type, or "" without `default`."""
     value = entry.get(key)
     if value is None and default is not None:
         return default
@@ -108,7 +109,7 @@ def _number(entry: Any, key: str) -> int | None:
 
 
 def _index(address: Any, count: int) -> int | None:
-    """The interface index of `address`; None if absent or negative (some plugins). Raises TypeError for `count` or more."""
+    """The member `interface` of `address`; None if absent or negative. Raises TypeError if it is `count` or more."""
     index = _number(address, "interface")
     if index is None or index < 0:
         return None

@@ -50,7 +50,7 @@ class Attachment:
         self.ifname = ifname
 
     def key(self) -> tuple[str, str, str]:
-        """The network name, the containerID and the ifname, for names of records and for keys."""
+        """The network name, the containerID and the ifname, which together identify the attachment."""
         return (self.network, self.container_id, self.ifname)
 
     def __eq__(self, other: object) -> bool:
@@ -94,7 +94,7 @@ class Request:
         self.ipam_type = kind if isinstance(kind, str) else ""
 
     def member(self, key: str) -> Any:
-        """The value of `key` in the configuration, found as by the function `member`; None when absent."""
+        """The value of `key` in the configuration, without regard to case; None when absent."""
         return self.config[key] if key in self.config else self._folded.get(key.lower())
 
     @property

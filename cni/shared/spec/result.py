@@ -54,7 +54,7 @@ NUMBERS_OF_ROUTE = ("mtu", "advmss", "priority", "table", "scope")  # members si
 
 
 class Route:
-    """A route to the CIDR `dst` by `gw`; "" means the address's gateway. Other attributes: as in spec 1.1.0, or None."""
+    """A route to the CIDR `dst` through `gw`, "" for the gateway in `ips`. Other members as in spec 1.1.0, or None."""
 
     def __init__(
         self,
