@@ -3,8 +3,8 @@
     rail    a routing table for the link, and ARP settings                       routing.py
     rdma    the verbs device of the link's NIC, and GIDs of the addresses        verbs_device.py
 
-The module of a feature is loaded only for an attachment whose configuration or record has the feature. `Feature` lists
-the functions of a module, which does not derive from it. The plan of each feature is written, as `extras`, to the record
+The module of a feature is loaded only for an attachment whose configuration or record has the feature. The
+protocol `Feature` lists the functions of such a module. The plan of each feature is written, as `extras`, to the record
 (the node's file of the attachment) before the first side effect. So a DEL can undo the feature, even if the configuration
 has changed.
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cni.shared.spec.result import Result
 
     class Feature(Protocol):
-        """The module of a feature. `config` is what `read` returns, `document` what `plan` returns (JSON)."""
+        """The functions of a feature's module. `config` is the result of `read`, `document` that of `plan` (JSON)."""
 
         KEY: Key  # the feature's key in the network configuration
         KEYS: Sequence[Key]  # the keys of the object that may be the value of KEY
@@ -44,9 +44,10 @@ if TYPE_CHECKING:
         def plan(
             self, config: Any, request: Request, carrier: tuple[str, bool], is_shared: bool, sandbox: Sandbox, log: Log
         ) -> dict[str, Any] | None:
-            """Plan, change nothing. Returns the plan, None if there is nothing to do. Raises CniError if ADD would fail.
+            """Plan, but change nothing. Returns the plan, None if nothing is to do. Raises CniError if ADD would fail.
 
-            `carrier` is as in `LinkPlugin.carrier`. `is_shared`: the netdev stays on the host, and attachments share it.
+            `carrier`: the name of the netdev that carries the link's traffic, or "", and whether it is in the sandbox.
+            `is_shared`: the netdev stays on the host, and attachments share it.
             """
 
         def before_up(self, document: dict[str, Any], link: Link, sandbox: Sandbox) -> None:
@@ -105,12 +106,12 @@ def remove(documents: Mapping[str, dict[str, Any]], sandbox: Sandbox | None, log
 
 
 def unlike(documents: Mapping[str, dict[str, Any]], asked: Mapping[str, Any]) -> list[str]:
-    """A text for each difference between the configurations `asked` and the plans `documents`; both by feature name."""
+    """A text for each difference between the configurations `asked` and the recorded plans `documents`, by feature."""
     return [text for name, config in asked.items() for text in named(name).unlike(documents.get(name), config)]
 
 
 def read(request: Request, faults: list[Fault]) -> dict[str, Any]:
-    """The checked configurations by feature name. Without its key, only a feature in UNASKED is read. Adds to `faults`."""
+    """The checked configurations, by feature. An absent key is read only for those in UNASKED. Adds to `faults`."""
     asked = {}
     for name in NAMES:
         value = request.member(name)
@@ -123,7 +124,7 @@ def read(request: Request, faults: list[Fault]) -> dict[str, Any]:
 
 
 def plan(asked: Mapping[str, Any], *given: Any) -> Planned:
-    """Plan the features `asked`; change nothing. Returns each that has a plan, with the plan. Raises the first CniError.
+    """Plan the features `asked`, and change nothing. Returns (module, plan) for each plan. Raises the first CniError.
 
     `given` are the arguments of `Feature.plan` from `request` on."""
     found = [(named(name), named(name).plan(config, *given)) for name, config in asked.items()]

@@ -26,7 +26,7 @@ _MOST_BYTES = 1 << 20
 
 
 def path(value: Any) -> str:
-    """The resolved path of `value` (runtimeConfig), "" for none. Raises InvalidConfig when the path is not allowed."""
+    """The path `value` from runtimeConfig, resolved; "" for none. Raises InvalidConfig when the policy forbids it."""
     if not value:
         return ""
     try:
@@ -51,11 +51,11 @@ def described(device: str, port: int, indexes: dict[str, int], root: str = "/sys
 
 
 def claim(value: Any, devices: Sequence[str], request: Request, log: Log) -> tuple[str, dict[str, Any]]:
-    """The path of the file, checked by `path`, and its owner; ("", {}) when no file is to be written.
+    """The path of the file, checked by `path`, and its owner (attachment, pod); ("", {}) when no file is to be written.
 
     The author of a network can name any file. So a file that describes a device not in `devices` is left as it is, with
-    a line in the log. Raises InvalidConfig for a path that the policy forbids, and TryAgainLater for the file of another
-    attachment that has a record.
+    a line in the log. Raises InvalidConfig for a path that the policy forbids, and TryAgainLater when another pod's
+    attachment owns the file and still has a record.
     """
     place = path(value)
     if not place:
@@ -67,7 +67,7 @@ def claim(value: Any, devices: Sequence[str], request: Request, log: Log) -> tup
 
 
 def write(path: str, document: dict[str, Any], whose: dict[str, Any], log: Log) -> None:
-    """Write the file that `claim` allowed, and keep the device plugin's members. Raises IoFailure when this fails."""
+    """Write the file for the owner `whose`, and keep the device plugin's members. Raises IoFailure when this fails."""
     with Records(log=log).locked_info_file(path):
         former = _former(path)
         if not _is_free(path, former, [document.get("pci", {}).get("pci-address", "")], whose, log):
@@ -103,7 +103,7 @@ def remove(path: str, whose: dict[str, Any], log: Log) -> None:
 
 
 def _is_free(path: str, former: dict[str, Any], addresses: Sequence[str], whose: dict[str, Any], log: Log) -> bool:
-    """Whether the owner `whose` may replace the content `former` of the file. `addresses`: those of its PCI devices."""
+    """Whether the owner `whose` may replace the content `former` of the file. `addresses`: the owner's PCI devices."""
     kind, own, described = former.get("type"), former.get("rdma"), former.get("pci")
     if not isinstance(kind, str) or member(own, _MARK) == whose["attachment"]:
         return True
@@ -118,7 +118,7 @@ def _is_free(path: str, former: dict[str, Any], addresses: Sequence[str], whose:
 
 
 def _refuse_living(path: str, mark: Any, pod: list[str]) -> None:
-    """Raise TryAgainLater when the owner `mark` is another pod's attachment with a record, or `mark` is malformed."""
+    """Raise TryAgainLater when `mark`, the file's owner, is another pod's attachment with a record, or is malformed."""
     what = f"the device-info file {path} (runtimeConfig.{CAPABILITY})"
     if not isinstance(mark, list) or [type(part) for part in mark] != [str, str, str]:
         raise TryAgainLater(f"{what} does not name its attachment: remove the file")

@@ -1,8 +1,8 @@
 """The key `rail`: routing that separates the traffic of several NICs in a sandbox.
 
 With several interfaces, Linux answers ARP requests for any of its addresses on each interface, and sends replies by the
-link in its main table. For RDMA each NIC needs its own traffic: otherwise peers learn the MAC of another NIC. So each
-rail, an attachment on one of the NICs, gets
+link that its main table gives. For RDMA each NIC needs its own traffic: otherwise peers learn the MAC of another NIC.
+So each rail, an attachment on one of the NICs, gets
 
     arp_ignore 1, arp_announce 2, rp_filter 2     on the interface, before it comes up (ip-sysctl.rst)
     table TABLE                                   its subnets, the attachment's routes, and a default route by the gateway
@@ -48,7 +48,7 @@ def read(value: Any, request: Request, faults: list[Fault]) -> Rail | None:
 def plan(
     config: Rail, request: Request, carrier: tuple[str, bool], is_shared: bool, sandbox: Sandbox, log: Log
 ) -> dict[str, Any] | None:
-    """The group, index and table for the record; None if `routing` is false. Raises InvalidConfig for a used table."""
+    """The plan (group, index, table); None if `routing` is false. Raises InvalidConfig if the table is in use."""
     if not config.routing:
         return None
     if any(rule.table == config.table for rule in rules.list_of(sandbox.rtnl)):

@@ -51,7 +51,7 @@ KEYS: Sequence[Key] = (
 
 
 class VerbsConfig:
-    """The checked values of KEYS. `info` is the unchecked value of runtimeConfig.CNIDeviceInfoFile, None if absent."""
+    """The checked key `rdma`. `info` is the unchecked value of runtimeConfig.CNIDeviceInfoFile, None if absent."""
 
     info: Any
     required: bool
@@ -79,7 +79,7 @@ def read(value: Any, request: Request, faults: list[Fault]) -> VerbsConfig | Non
 def plan(
     config: VerbsConfig, request: Request, carrier: tuple[str, bool], is_shared: bool, sandbox: Sandbox, log: Log
 ) -> dict[str, Any] | None:
-    """The verbs ports of the netdev and the settings, for the record; None if the netdev has no verbs port. Raises
+    """The plan: the verbs ports of the netdev, and the settings; None if the netdev has no verbs port. Raises
     InvalidConfig if `required` is true and pods could not use a port, and the errors of `deviceinfo.claim`."""
     netdev, in_sandbox = carrier
     ports: Ports = []
