@@ -1,6 +1,6 @@
 """The verbs of the link plugins. All link plugins have the same steps, in this order:
 
-    ADD   lock; clear the rest of a killed ADD; claim the device; plan; write the record (the node's file of the
+    ADD   lock; remove what a killed ADD left; claim the device; plan; write the record (the node's file of the
           attachment); claim the addresses; make the link; configure the link. A failure undoes the steps that were made
     DEL   lock; remove the link from the sandbox; release the addresses; remove the record. Every step is tried, but the
           addresses stay leased while the link cannot be removed, since the link may still answer for them

@@ -1,4 +1,4 @@
-"""ADD of a link plugin: it clears the rest of a killed ADD, then makes the whole attachment or nothing."""
+"""ADD of a link plugin: it removes what a killed ADD left, then makes the whole attachment or nothing."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def add(plugin: LinkPlugin, request: Request, records: Records) -> Result:
 def _read(plugin: LinkPlugin, request: Request, log: Log) -> tuple[Any, dict[str, Any]]:
     """The checked configuration of the link, and the checked configurations of the features by name.
 
-    Raises InvalidConfig with all their faults and, if the IPAM plugin is ours, those of `ipam`."""
+    Raises InvalidConfig with all faults of these keys and, if the IPAM plugin is ours, the faults of `ipam`."""
     faults: list[Fault] = []
     config = plugin.read(request, faults)
     asked = _features(request, faults, log)
@@ -103,7 +103,7 @@ def _earlier(request: Request) -> Result | None:
     """The result of the earlier plugins of the chain (prevResult, since 0.3.0); None for the first plugin.
 
     Raises InvalidEnvironment when an earlier plugin has made the interface CNI_IFNAME (SPEC.md, section 4, ADD): a
-    record or link of this attachment is then that plugin's, and not the rest of a killed ADD.
+    record or link of this attachment is then that plugin's, and not what a killed ADD left.
     """
     document = request.member("prevResult")
     if document is None or not at_least(request.cni_version, "0.3.0"):
@@ -155,7 +155,7 @@ class _Attempt:
         self._claimed = self._applied = False
 
     def clear_predecessor(self) -> None:
-        """Detach the rest of an earlier ADD of this attachment, which was killed or whose result the runtime did not get.
+        """Remove what an earlier ADD of this attachment left, if it was killed or the runtime did not get its result.
 
         The addresses stay leased if our IPAM plugin will give the same addresses again.
         """
@@ -170,7 +170,7 @@ class _Attempt:
                 release.finish()
 
     def plan(self, asked: dict[str, Any], facts: Facts) -> None:
-        """Plan the link, and the features with the configurations `asked`."""
+        """Plan the link, by the `facts` of the plugin's survey, and the features with the configurations `asked`."""
         plugin = self._plugin
         self._planned = plugin.plan(self._config, self._request, facts)
         name = self._planned.name

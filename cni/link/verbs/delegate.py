@@ -63,7 +63,7 @@ def is_foreign(request: Request) -> bool:
 
 
 def refuse(faults: Sequence[Fault], request: Request) -> None:
-    """Raise InvalidConfig if there are `faults`, with these and, if the IPAM plugin is ours, the faults of `ipam`."""
+    """Raise InvalidConfig if there are `faults`; it also lists the faults of `ipam` if the IPAM plugin is ours."""
     if not faults:  # the IPAM plugin reads its block when it is called
         return
     every: list[Fault | CniError] = [*faults]

@@ -58,11 +58,11 @@ def end(
     until: float,
     plugin: LinkPlugin | None = None,
 ) -> tuple[list[CniError], bool]:
-    """Remove the attachment of `record`, whose lock the caller holds: link, addresses and record. `until`: see `detach`.
+    """Remove an attachment: link, addresses and `record`. The caller holds the lock. `until`: as in `detach`.
 
-    Without a record, another implementation of `plugin` made the attachment, or it never existed. The IPAM plugin's DEL
-    is called when the link is gone, or earlier if the plugin is of another suite. Returns the errors, and a bool:
-    true if the link is gone, or if the IPAM plugin's DEL was called.
+    If `record` is None, another implementation of `plugin` made the attachment, or it never existed. The IPAM plugin's
+    DEL is called when the link is gone, or earlier if the IPAM plugin is of another suite. Returns the errors, and a
+    bool: true if the link is gone, or if the IPAM plugin's DEL was called.
     """
     release = Release(record, request, records)
     was_attached = True
@@ -89,8 +89,8 @@ def end(
 
 
 def _untold(faults: list[CniError], log: Log) -> list[CniError]:
-    """The `faults` of a repeated DEL without those of a foreign IPAM plugin, whose failure must not keep a pod for ever.
-    The record stays, and cni.link.verbs.gc calls the plugin again."""
+    """Those `faults` of a repeated DEL that the runtime is told. The faults of a foreign IPAM plugin are only logged,
+    since they must not keep a pod for ever. The record stays, and cni.link.verbs.gc calls the plugin again."""
     for fault in faults:
         if isinstance(fault, DelegateFailed):
             log.warning(f"{fault}; that plugin is called again later")
@@ -98,7 +98,7 @@ def _untold(faults: list[CniError], log: Log) -> list[CniError]:
 
 
 def _mark(record: dict[str, Any], request: Request, records: Records) -> None:
-    """Note in the record that this DEL failed, and its CNI_PATH. A later call will soon repeat the DEL."""
+    """Note in the record that this DEL failed, and its CNI_PATH, so that a later call soon repeats the DEL."""
     path = ":".join(request.path)
     try:
         if record.get(UNENDED) != path:
@@ -127,7 +127,7 @@ def detach(
 
     On return the link is gone: the errors concern only features, or a device that lacks a part of its former state.
     Raises the CniError of a link that remains. Waits while the kernel clears a dead sandbox, but not after `until`
-    (time.monotonic). The caller calls `finish` of `release`.
+    (time.monotonic). The caller must then call `release.finish`.
     """
     made = plugins.of_made(record["plugin"])
     planned = made.load(record["link"])
@@ -263,8 +263,8 @@ class Release:
     def finish(self, was_attached: bool = True) -> None:
         """Call the DEL, unless it was called already. Raises the CniError of the DEL, also of an earlier call.
 
-        An attachment without record and link (`was_attached` is False) has no addresses from a foreign plugin: its ADD
-        failed, and each DEL would fail. So the plugin's error is only logged.
+        `was_attached` is False if the attachment has neither record nor link, as after a failed ADD. A foreign plugin
+        then holds no addresses for it, and may fail in each DEL. So the plugin's error is only logged.
         """
         if not self.is_made and self.ipam_type:
             self._make()

@@ -17,9 +17,9 @@ from cni.shared.spec.result import Result
 def call(kind: str, path: str, request: Request, log: Log) -> Result | None:
     """Run the plugin `kind` at `path`, and return the result of an ADD, None for every other verb.
 
-    GC and STATUS exist since version 1.1.0. A plugin that does not list the request's version gets neither. GC is then
-    left out, since attachments are released one by one. STATUS raises NotAvailable if the plugin lists other versions,
-    since each ADD would fail.
+    GC and STATUS exist since version 1.1.0, so a plugin that does not list the request's version gets neither. GC is
+    not needed then, since railcni's GC calls DEL for each attachment that it removes. STATUS raises NotAvailable if the
+    plugin lists other versions, since each ADD would fail.
     """
     if request.command in ("GC", "STATUS"):
         spoken = _versions(path, request)
@@ -45,7 +45,7 @@ def _execute(kind: str, path: str, request: Request) -> tuple[bytes, int]:
 
 
 def _versions(path: str, request: Request) -> list[str]:
-    """The versions that the plugin at `path` supports, by its answer to VERSION (SPEC.md, section 4); [] without one."""
+    """The versions in the plugin's answer to VERSION (SPEC.md, section 4); [] when there is no valid answer."""
     asked = Request({**request.environ, "CNI_COMMAND": "VERSION"}, b'{"cniVersion":"1.0.0"}', {}, {})
     try:
         reply = codec.loads(_execute("", path, asked)[0])

@@ -1,10 +1,10 @@
 """GC of a link plugin, and the removal of unended attachments: those whose DEL failed or never came.
 
 The shim of thick Multus reports success even if the plugin fails, and no DEL comes if Multus is killed. So the next
-ADD, DEL or GC of a link plugin on the node calls `finish_unended`, which removes such attachments as a DEL would. So do
-`railcni ipam flush` and an agent that runs as a process of the node. An attachment that another call has locked is
-skipped. If a sandbox is gone and no DEL has come, its attachment stays for ten minutes (SETTLED) after the absence was
-first seen: kubelet may still call DEL, and the pod's next sandbox should get the same address.
+ADD, DEL or GC of a link plugin on the node calls `finish_unended`, which removes such attachments as a DEL would.
+`railcni ipam flush` and an agent that runs as a process of the node call it too. An attachment that another call has
+locked is skipped. If a sandbox is gone and no DEL has come, its attachment stays for ten minutes (SETTLED) after the
+absence was first seen: kubelet may still call DEL, and the pod's next sandbox should get the same address.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ def finish_unended(
 ) -> int:
     """Try for about `seconds` to remove attachments whose DEL failed or never came. Returns how many remain.
 
-    Those with only addresses to release are not counted. IPAM plugins get `environ` with the CNI variables of a
-    DEL, and the CNI_PATH of the failed one. If no DEL came, the sandbox must have been gone for `settled` seconds.
-    Raises IoFailure when records cannot be read or written.
+    Attachments with only addresses to release are not counted. IPAM plugins get `environ` with the CNI variables of a
+    DEL, and with the CNI_PATH of the failed DEL, if any. If no DEL came, the sandbox must have been gone for `settled`
+    seconds. Raises IoFailure when records cannot be read or written.
     """
     records.look_in(LOOK_SECONDS)  # concurrent calls then do not search too; a failing DEL shortens the time
     deadline = time.monotonic() + seconds
