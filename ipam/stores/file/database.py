@@ -300,11 +300,13 @@ def _code(fault: Any) -> int:
 def open_locked(path: str, use: int, seconds: float) -> int:
     """A descriptor of the locked file at `path`. If the file is missing, CREATE makes it; other uses return -1.
 
-    Raises the errors of `lock`, and IoFailure or OSError for other faults.
+    Raises InvalidConfig for a network file system, the errors of `lock`, and IoFailure or OSError for other faults.
     """
     deadline = monotonic() + seconds
     while (fd := _open(path, use)) >= 0:
         try:
+            if os.major(os.fstat(fd).st_dev) == 0:  # the file system has no block device
+                _refuse_remote(path, fd)  # once, not at each lock: a mount table can be long
             if lock(path, fd, seconds, deadline):
                 return fd
         except BaseException:
@@ -317,8 +319,8 @@ def open_locked(path: str, use: int, seconds: float) -> int:
 def lock(path: str, fd: int, seconds: float, deadline: float) -> bool:
     """Lock the open file `fd`; return whether `path` still names it.
 
-    Raises TryAgainLater when another process keeps it locked until `deadline`, the end of `seconds`, InvalidConfig for
-    a network file system, and IoFailure or OSError for a file that others can change.
+    Raises TryAgainLater when another process keeps it locked until `deadline`, the end of `seconds`, and IoFailure or
+    OSError for a file that others can change.
     """
     status = os.fstat(fd)
     _examine(path, fd, status)
@@ -371,7 +373,7 @@ def _open(path: str, use: int) -> int:
 
 
 def _examine(path: str, fd: int, status: os.stat_result) -> None:
-    """Raise an error for a file that is not regular, that others can write, or that is on a network file system."""
+    """Raise an error for a file that is not regular, or that others can write."""
     if not stat.S_ISREG(status.st_mode):
         raise IoFailure(f"lease file {path} is not a regular file: remove it")
     files.check_private(status)
@@ -381,8 +383,6 @@ def _examine(path: str, fd: int, status: os.stat_result) -> None:
         pass
     except files.NotPrivate as fault:  # SQLite would wait for such a journal, or follow it out of the directory
         raise IoFailure(f"cannot use {path}-journal: {fault.strerror}") from None
-    if os.major(status.st_dev) == 0:  # the file system has no block device
-        _refuse_remote(path, fd)
 
 
 def _refuse_remote(path: str, fd: int) -> None:
