@@ -1,26 +1,28 @@
 """Lease addresses to an attachment: propose addresses, claim them, and repeat both until a claim succeeds.
 
 `AddTerms.claim` makes the claim of an ADD, for one network or for a group of rails. It calls `acquire`, which makes the
-attempts. Before each request to claim, `AddTerms.remember` writes the record.
+attempts. Before each request to claim, `AddTerms.remember` writes the attachment's record.
 
 An attempt is made in one session of the store. The rules of an attempt, in order:
 
 1. *Survey.* The store returns the leases of the attachment and of its pod (`Store.survey`). The lease rules
    (ipam.rules) keep those with an address that the configuration still gives. ipam.search finds the other addresses.
 2. *Preference.* An address that the pod has just had, or that its annotation names, is proposed if it is free.
-3. *Place.* Otherwise the search begins at the lowest address of the range and takes the first free one: pods then have
-   addresses that people expect, and the search reads little. But concurrent calls all propose this address, so a lost
-   claim moves the search to another place of the range, which differs by node and attachment (search.search_start).
-   Where a store keeps each pool in one object (`spreads` is false), all claims of a pool exclude one another: another
-   place does not help, and the call waits instead.
-4. *Full windows.* In a store with `places` above 0, a read costs more than a failed claim. There the search leaves the
-   lowest window (place 0) when the last address of the window is held, or all are. At places 1 to 3, it proposes an
-   address without a read. Place 1, used only after a lost claim, is among the first 256 addresses: the lowest window soon is
-   full, and is no longer listed. Further places are among the first 65,536. From place 4 on, the search reads the
-   window of each place, and leaves a full one. From place number `places` on, it reads to the end of the pool.
+3. *Place.* Otherwise the search begins at place 0, the lowest address of the range, and takes the first free one: pods
+   then have addresses that people expect, and the search reads little. But concurrent calls all propose this address.
+   So after a claim that lost to another, the search begins at another place, an address that differs by node and
+   attachment (search.search_start). If the store keeps each pool in one object (`spreads` is false), all claims of a
+   pool exclude one another: another place does not help, and the call waits instead.
+4. *Full windows.* A window is a span of addresses that one read covers. In a store with `places` above 0, a read costs
+   more than a failed claim. There the search leaves place 0 when the last address of its window is leased, or all are.
+   At places 1 to 3, it proposes the address without a read. Place 1, used only after a lost claim, is among the first
+   256 addresses, so that the lowest window soon is full and no longer read. Further places are among the first 65,536.
+   From place 4 on, the search reads the window of each place, and leaves a full one. From place number `places` on, it
+   reads to the end of the pool.
 5. *Exceptions.* An address that the node itself has is never given. The address of a neighbour is given only if it is
-   preferred. Addresses in use on the wire and those of former neighbours are given last, and after them those of lost
-   claims if the store shows no holder. Before a pool counts as exhausted, leases of this node's earlier boots are freed.
+   preferred. Addresses found in use by other hosts and those of former neighbours are given last; after them, those of
+   lost claims, if the store shows no holder. Before a pool counts as exhausted, leases that this node made before its
+   last boot are freed.
 6. *Claim.* The claim gives up former leases and makes all new ones, or changes nothing. Before another attempt the call
    waits a random time, whose bound grows, and after some seconds also about a second for each request of an attempt. A
    claim with an unknown outcome is made to fail (Store.settle) before other addresses are claimed.
@@ -51,12 +53,13 @@ _PATIENT = 5.0  # seconds after which a call makes one request a second
 
 
 def acquire(store: Store, wanted: Sequence[Choice], owner: Owner, terms: AddTerms) -> list[int]:
-    """Lease to `owner` an address for each need of `wanted`, or none. Returns the addresses in the order of the needs.
+    """Lease an address to `owner` for each need of the choices `wanted`, all or none. Returns the addresses in their
+    order.
 
-    The limit is `terms.seconds`. After an attempt that loses to other claims, it begins anew; when a claim with an unknown
-    outcome is repeated, it does not. Raises Exhausted when a pool has no free address, SharedLease when another attachment
-    leases a static address, TryAgainLater when another attachment holds a requested one, or other claims succeed first
-    for CONTENDED_SECONDS. Errors of the store are raised too.
+    The limit is `terms.seconds`. It begins anew after an attempt that loses to another claim, but not when a claim with
+    an unknown outcome is repeated. Raises Exhausted when a pool has no free address, SharedLease when another
+    attachment has the lease of a static address, TryAgainLater when another attachment holds a requested address, or
+    when attempts lose to other claims for CONTENDED_SECONDS. Errors of the store are raised too.
     """
     began, seconds = time.monotonic(), terms.seconds
     deadline = began + seconds
@@ -97,7 +100,7 @@ def acquire(store: Store, wanted: Sequence[Choice], owner: Owner, terms: AddTerm
 
 
 class _Attempts:
-    """The attempts at one claim. Each uses the results of the previous ones."""
+    """The attempts at one claim. Each attempt uses the results of the previous attempts."""
 
     def __init__(self, store: Store, wanted: Sequence[Choice], owner: Owner, terms: AddTerms) -> None:
         self._store = store
@@ -110,7 +113,7 @@ class _Attempts:
         self.needs = self._search.needs
 
     def once(self) -> list[int] | Taken | Unknown:
-        """Make one attempt in the caller's session. Returns the addresses, or Taken or Unknown if the claim gave none."""
+        """Make one attempt in the caller's session. Returns the addresses, or the answer Taken or Unknown."""
         store, owner, terms, search = self._store, self._owner, self._terms, self._search
         found = store.survey(owner, search.windows(), self._new)
         planned = rules.plan(self._wanted, found.own, found.pods, owner, self._lost)
@@ -146,14 +149,14 @@ class _Attempts:
         return answer
 
     def _forbid_open(self, wants: Sequence[Want], own: Sequence[Lease]) -> None:
-        """Cancel the open claim, which the server may still execute, if it names an address outside `wants` and `own`."""
+        """Make an earlier, unfinished claim (`terms.open`) fail if it names an address outside of `wants` and `own`."""
         known = {(*want.place, want.scope) for want in (*wants, *own)}
         if any((*want.place, want.scope) not in known for want in self._terms.open):
             self._store.settle(self._owner.attachment, self._owner.sequence - 1)
             self._terms.open = ()
 
     def _check_requested(self, kept: Sequence[Lease]) -> None:
-        """Raise TryAgainLater when a requested address that is in none of the leases `kept` is in its cooldown."""
+        """Raise TryAgainLater when a requested address, other than those of `kept`, was freed within its cooldown."""
         store, held = self._store, {(lease.pool, lease.value) for lease in kept}
         for need in self.needs:
             value = need.requested
@@ -166,10 +169,11 @@ class _Attempts:
                 )
 
     def _lost_to_others(self, wants: Sequence[Want], planned: rules.ClaimPlan, taken: Sequence[Want]) -> list[Want]:
-        """The addresses in `taken` that the plan would have kept, but that another owner now holds.
+        """The addresses in `taken` that `planned` would keep, but that another owner now holds.
 
-        An address that the owner or its pod holds is not lost: the request of a killed call leased it after the survey,
-        and the next plan keeps it. Raises TryAgainLater when a requested address is lost, SharedLease when a shared one is.
+        An address that the owner or its pod now holds is left out: the request of a killed call leased it after the
+        survey, and the next plan keeps it. Raises TryAgainLater when another owner holds a requested address,
+        SharedLease when another attachment of the network holds a static address.
         """
         owner, known, lost = self._owner, {lease.key() for lease in planned.given_up}, []
         for need, want, kept in zip(self.needs, wants, planned.chosen, strict=True):
@@ -196,12 +200,12 @@ class _Attempts:
 
 
 class AddTerms:
-    """The terms of an ADD on this node, beside its store, needs and owner. The caller holds the record's lock.
+    """The inputs and the state of an ADD's claim, besides store, needs and owner. The caller holds the record's lock.
 
-    `of_group` has the extra keys of the record of a group of rails. `shared` has the needs whose static address is
-    leased to another attachment. A claim of the addresses in `open` was made, by an earlier call or by this one
-    (`is_unsure`), and the server may still execute it. The addresses in `doubtful` are not kept, since their release may
-    still be under way. `new`: the attachment never had a lease. An attempt ends within `seconds`.
+    `of_group`: the extra members of the record of a rail group. `shared`: the needs whose static address is leased to
+    another attachment. `open`: the addresses of an earlier claim that the server may still execute; `is_unsure`: this
+    call made that claim. `doubtful`: addresses that are not kept, since their release may still be under way. `new`:
+    the attachment never had a lease. An attempt ends within `seconds`.
     """
 
     def __init__(
@@ -226,7 +230,8 @@ class AddTerms:
         self.seconds = CLAIM_SECONDS
 
     def claim(self, wanted: Sequence[Choice]) -> list[int]:
-        """Lease and return an address for each need of `wanted` that is not put into `shared`. `record` then names them."""
+        """Lease an address for each need of `wanted`, write `record`, and return the addresses. A static address that
+        another attachment of the network has leased is not leased: its need goes to `shared`."""
         if self.record is None:
             self._refuse_own(wanted)
         store = self._opened()
@@ -253,7 +258,7 @@ class AddTerms:
                 self._here.release()
 
     def _refuse_own(self, wanted: Sequence[Choice]) -> None:
-        """Raise TryAgainLater when an address that `wanted` requests is this node's own."""
+        """Raise TryAgainLater when an address that `wanted` requests belongs to the node itself."""
         for need in [need for choice in wanted for need in choice.needs]:
             if need.requested is None or need.shared:
                 continue
@@ -263,7 +268,8 @@ class AddTerms:
                 )
 
     def _opened(self) -> Store:
-        """Open the store. If it is addresslease, lost records of this node are first made again from its leases."""
+        """Open the store. If its kind is addresslease and the node's records were lost, first make them again from the
+        node's leases in the store."""
         owner, config, records = self._owner, self._config, self._records
         restore = restorer(self._store_ref, records, owner)
         store = stores.open_store(self._store_ref, CREATE, restore, config.store_timeout, records.log.warning)
@@ -287,7 +293,8 @@ class AddTerms:
         return store
 
     def remember(self, wants: Sequence[Want], sequence: int) -> None:
-        """Write the record with `wants`, before each claim of them, and when the leases exist already."""
+        """Write the record with `wants` and `sequence`, the time of their claim in ns since 1970: before each claim,
+        and when the attachment has the leases already."""
         owner, former = self._owner, self.record
         owner.sequence = sequence
         new = recorded_document(stores.recorded(self._store_ref), wants, owner, self._config.cooldown_seconds)
@@ -301,8 +308,8 @@ class AddTerms:
                 self._here.note(wants)
 
     def preferred(self) -> list[tuple[int, int]]:
-        """The addresses, (family, value), to give if they are free: those that the pod has just had, then those of its
-        annotation, if `preferred_ip_annotation` is set."""
+        """The addresses, (family, value), to give if they are free: first those that the pod's former sandbox has just
+        released, then those of the pod's annotation, if `preferred_ip_annotation` is set."""
         found = local.preferred(self._records, self._owner)
         if self._config.preferred_ip_annotation and self._owner.pod[1]:
             from ipam.annotation import preferred  # most networks read no annotation
@@ -311,7 +318,7 @@ class AddTerms:
         return found
 
     def reclaim(self, store: Store, pool: str) -> bool:
-        """Free addresses of this node's earlier boots in an exhausted pool; return whether there were any."""
+        """Release leases in a full `pool` that this node made before its last boot; return whether there were any."""
         from ipam import upkeep  # most pools have a free address
 
         return upkeep.free_earlier_boots(store, pool, self._owner, self._records)
@@ -319,8 +326,9 @@ class AddTerms:
     def _forget(self, store: Store, former: dict[str, Any] | None) -> None:
         """After a failed ADD that claimed nothing new, restore the record `former`; if it is None, remove the record.
 
-        A lost store is restored from the records, so no record may name an address that its attachment does not have. If
-        the outcome of a claim is unknown (`is_unsure`), the claim is first made to fail; until then the record stays.
+        A lost lease file is restored from the records, so no record may name an address that its attachment does not
+        have. A claim with an unknown outcome (`is_unsure`) is first made to fail; until this succeeds, the record
+        stays.
         """
         attachment, records = self._owner.attachment, self._records
         try:

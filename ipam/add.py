@@ -42,8 +42,8 @@ def add(request: Request, records: Records) -> Result:
 
 
 def _add(needs: Sequence[Need], config: IpamConfig, records: Records) -> tuple[dict[str, Any] | None, list[int]]:
-    """Lease an address for each of `needs`, and each static address in a range. Returns the reference to the store (None
-    without `needs`) and the addresses of `needs`."""
+    """Lease an address for each of `needs`, and the static addresses that are in a range of the network. Returns the
+    reference to the store (None without `needs`) and the addresses leased for `needs`."""
     attachment = config.request.attachment
     store_ref = stores.ref_of(config) if needs else None
     with records.locked(attachment, PART):

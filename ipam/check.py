@@ -48,8 +48,8 @@ def check(request: Request, records: Records) -> None:
 
 
 def _lease_differences(config: IpamConfig, given: dict[tuple[int, int], str], records: Records) -> list[str]:
-    """A text for each difference between the attachment's leases and prevResult (`given`), or the configuration. The
-    lease of a static address may be another attachment's."""
+    """A text for each difference of the attachment's leases from prevResult (`given`) or from the configuration. Static
+    addresses are not compared, since another attachment may have their lease."""
     attachment, static = config.request.attachment, {host_of(a.address) for a in config.addresses}
     given = {key: text for key, text in given.items() if key not in static}
     ranges = list(config.ranges)  # the whole ranges: `locate` replaces them by the node's slices
@@ -86,7 +86,7 @@ def _lease_differences(config: IpamConfig, given: dict[tuple[int, int], str], re
 
 
 def unlike(config: IpamConfig, expected: Result, version: str) -> list[str]:
-    """A text for each part of `config` that is missing in `expected`, a prevResult with cniVersion `version`."""
+    """A text for each address, gateway or route of `config` that prevResult (`expected`, in `version`) lacks."""
     given = {host_of(a.address): a for a in expected.ips}
     found = []
     for static in config.addresses:
@@ -123,7 +123,8 @@ def unlike(config: IpamConfig, expected: Result, version: str) -> list[str]:
 def outside(
     held: Mapping[tuple[int, int], str], ranges: Sequence[Range], requested: Collection[tuple[int, int]]
 ) -> list[str]:
-    """A text for each leased address that its range excludes, or whose prefix length differs from its range's.
+    """A text for each address in `held` that its configured range excludes, or whose prefix length is not that of the
+    range.
 
     `held` maps (family, value) to "address/length". Addresses outside of all CIDRs, and `requested` ones, are ignored.
     """
@@ -141,7 +142,7 @@ def outside(
 
 
 def elsewhere(held: Sequence[Lease], wanted: Sequence[Need]) -> list[str]:
-    """A text for each lease in a pool other than that of its configured range, as after a change of network_name."""
+    """A text for each lease whose pool is not that of its configured range. A change of network_name causes this."""
     found = []
     for lease in held:
         pools = [n.pool for n in wanted if n.rng.family == lease.family and n.rng.contains(lease.value)]

@@ -88,7 +88,8 @@ class IpamConfig:
     def gateway_of(self, address: str, own: str = "") -> str:
         """The gateway for `address`, "address/length"; "" if there is none.
 
-        The first of: a gateway of CNI_ARGS in the subnet; `own`, the address's own; the key `gateway`, if of this family.
+        The first of: a gateway of CNI_ARGS in the subnet; `own`, configured for this address alone; the key `gateway`,
+        if it is of this family.
         """
         if not (self.gateways or self.gateway):
             return own
@@ -213,7 +214,7 @@ def missing_key(config: IpamConfig) -> str:
 
 
 def _choose_store(request: Request, config: IpamConfig, source: Source, faults: list[Fault]) -> None:
-    """Choose the store. A Kubernetes pod gets the file store of this node only if `datastore` names it."""
+    """Choose the kind of store. A Kubernetes pod gets this node's file store only if the key `datastore` is "file"."""
     if source.names("etcd_host") and not (source.names("datastore") or source.names("kubernetes.kubeconfig")):
         config.datastore = "etcd"  # the network's choice has precedence over a kubeconfig in the flat file
     chosen, where = config.datastore, source.where("datastore")
@@ -265,7 +266,7 @@ def _choose_store(request: Request, config: IpamConfig, source: Source, faults: 
 
 
 def configured(request: Request, log: Log) -> IpamConfig:
-    """Read and check the configuration as `read`, and set up `log` by it."""
+    """Read and check the configuration as `read` does, and set up `log` from it."""
     config = read(request)
     log.path, log.level, log.hidden = config.log_file, config.log_level, config.hidden
     for note in config.notes:
@@ -276,7 +277,7 @@ def configured(request: Request, log: Log) -> IpamConfig:
 
 
 def configured_rail(request: Request, log: Log) -> tuple[IpamConfig, Group | None]:
-    """The checked configuration, and the group if the network is a rail with addressing same-index, otherwise None."""
+    """The checked configuration, and the network's rail group, None unless its `rail.addressing` is same-index."""
     if not asks_for_same_index(request):
         return configured(request, log), None
     from ipam.group import indexes  # most networks are not rails
@@ -287,10 +288,10 @@ def configured_rail(request: Request, log: Log) -> tuple[IpamConfig, Group | Non
 
 
 def permit(config: IpamConfig, group: Group | None) -> None:
-    """Raise InvalidConfig when the policy does not let networks use a range, a static address or the network_name.
+    """Raise InvalidConfig when the node's policy forbids a range, a static address or the network_name of the network.
 
-    Only ADD and STATUS call this: an existing attachment can always be compared and deleted. The policy for stores
-    holds for every verb (ipam.source).
+    Only ADD and STATUS call this function: an existing attachment can always be checked and deleted. For every verb,
+    ipam.source checks what the policy says of stores.
     """
     node_policy, name = policy.current(), config.network_name
     if not any(policy.matches(one, name) for one in node_policy.networkNames):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def may_hold(request: Request, records: Records) -> bool:
-    """Whether a failed ADD may have left addresses: its record exists, or cannot be read."""
+    """Whether a failed ADD may have left leases: the record of its attachment exists, or cannot be read."""
     try:
         holder, _ = _holder(request)
         return holder is not None and records.read(holder, PART) is not None
@@ -37,8 +37,8 @@ def may_hold(request: Request, records: Records) -> bool:
 
 
 def _holder(request: Request) -> tuple[Attachment | None, ModuleType | None]:
-    """The attachment that has the leases, and for a group of rails the module with its verbs. No attachment: an ADD with
-    this configuration claims no address."""
+    """The attachment that owns the leases, None if an ADD with this configuration claims no address; and the module
+    with the verbs of a rail group, None without a group."""
     if not asks_for_same_index(request):
         return request.attachment, None
     from ipam.group import rails  # most networks are not rails
@@ -47,10 +47,10 @@ def _holder(request: Request) -> tuple[Attachment | None, ModuleType | None]:
 
 
 def delete(request: Request, records: Records) -> None:
-    """Release the attachment's leases in the store that its record names; without a record, in that of the configuration.
+    """Release the attachment's leases in the store that its record names; without a record, in the configured store.
 
-    In a group of rails (ipam.group), the last rail's DEL releases the leases of all rails. If a release fails in a store
-    that nodes share, the record notes the release as pending, and DEL succeeds. The errors of a file store are raised.
+    In a group of rails (ipam.group), only the last rail's DEL releases leases, those of all rails. If a release fails
+    in a store behind a server, the record notes it as pending, and DEL succeeds. Errors of a file store are raised.
     """
     holder, rails = _holder(request)
     if not holder:
@@ -90,9 +90,9 @@ def delete(request: Request, records: Records) -> None:
 
 
 def _searched(request: Request, config: IpamConfig, group: Group | None) -> dict[str, Any] | None:
-    """The reference to the store where an attachment without a record may have leases; None if there can be no lease.
+    """The reference to the store where an attachment without a record may have leases; None if it can have none.
 
-    If this node's slice of the range cannot be read, the reference has no member `pools`, which stands for all pools.
+    If this node's slice of the range cannot be read, the reference has no member `pools`, which means all pools.
     """
     if group:
         return group.ref_of(config)
@@ -106,7 +106,7 @@ def _searched(request: Request, config: IpamConfig, group: Group | None) -> dict
 
 
 def _pools_of_go(request: Request, log: Log) -> dict[str, Any] | None:
-    """The reference to the store of Go whereabouts in a faulty configuration; None if it has no usable kubeconfig."""
+    """The reference to the store of Go whereabouts in a configuration with faults; None without a usable kubeconfig."""
     faults: list[Fault] = []
     try:
         config = examine(request, faults)
@@ -149,11 +149,11 @@ def gc(request: Request, records: Records) -> None:
 
 
 class GcPass:
-    """A GC of `network`: it releases the leases of attachments that are not in `valid`, the runtime's list.
+    """One GC of `network`: it releases the leases of attachments that are not in `valid`, the runtime's list.
 
-    An attachment stays while an operation holds its lock. It also stays if its claim is later than `began`, since the
-    runtime's list may be older. A pending release is made even for a listed attachment. `store_ref` is from the
-    configuration, None if no store is to be searched.
+    An attachment stays while another operation holds its lock, and if its claim is later than `began`, since the list
+    may be older than the claim. A pending release is retried even if the attachment is in `valid`. `store_ref`: the
+    configured store, None if no store is searched for leases.
     """
 
     def __init__(self, network: str, valid: set[Attachment], began: Began, records: Records) -> None:
@@ -163,7 +163,8 @@ class GcPass:
         self.faults = Faults()
 
     def run(self, pools: Sequence[str], node_name: str) -> None:
-        """Release unlisted attachments that have records or, as a record may be damaged, leases of this node in `pools`."""
+        """Release the attachments that are not in `valid`: those with a record and, as a record may be damaged, those
+        with leases of this node in `pools`. Also retry pending releases."""
         doomed: dict[Attachment, dict[str, Any] | None] = {}
         for attachment, record in self.records.of_network(self.network, PART):
             if attachment not in self.valid or record.get("pending") is True:

@@ -250,7 +250,7 @@ class RangeEntry:
 def read_own_range(
     own: RangeEntry, where: Where, kept_back: Sequence[tuple[int, int]], notes: list[str], faults: list[Fault]
 ) -> list[Range]:
-    """A list of the block's own range, without the addresses in `kept_back`; [] if the range is absent or faulty."""
+    """The block's own range in a list, without the addresses in `kept_back`; [] if the range is absent or faulty."""
     if own.range:
         rng = _range(own, where, kept_back, notes, faults)
         return [rng] if rng else []
@@ -267,7 +267,7 @@ def read_ranges(
     notes: list[str],
     faults: list[Fault],
 ) -> list[Range]:
-    """The ranges of `documents`, the members of the list `name`, without the addresses in `kept_back`."""
+    """The ranges in `documents`, the members of the list at key `name`, without the addresses in `kept_back`."""
     entries = _filled(documents, name, RangeEntry, RANGE_KEYS, notes, faults)
     ranges = [_range(entry, prefix.__add__, kept_back, notes, faults) for prefix, entry in entries]
     return [r for r in ranges if r]
@@ -281,10 +281,10 @@ def _filled(
     notes: list[str],
     faults: list[Fault],
 ) -> Iterator[tuple[str, T]]:
-    """Yield a prefix such as "ipRanges[1]." and an object for each of `documents` that has no fault.
+    """Yield (prefix, object) for each of `documents`, the members of the list at key `name`, that has no fault.
 
-    `documents` are the members of the list `name`. `make` makes an object, whose attributes get the values of the keys
-    in `table`. Misspelt keys are added to `notes`.
+    The prefix is the member's path, such as "ipRanges[1].". `make` makes the object, whose attributes get the values of
+    the keys in `table`. Misspelt keys are added to `notes`.
     """
     for i, document in enumerate(documents):
         prefix, entry, before = f"{name}[{i}].", make(), len(faults)

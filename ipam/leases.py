@@ -1,11 +1,11 @@
 """Leases: which address of a pool belongs to which attachment. Pure: no I/O, no clock, and no store.
 
-An address is (family, value). A pool's name ends with its range (ipam.ranges). The scope of a lease is a name or None.
-An address has at most one lease in its pool and, if the scope is a name, at most one in all pools of the scope.
+An address is (family, value). A pool's name ends with its range (ipam.ranges). The reservation scope of a lease is a
+name or None. An address has at most one lease in its pool and, if the scope is a name, in all pools of this scope.
 
 The IPAM part of an attachment's record (cni.shared.records) names the store and the addresses of the leases. The part
-is written before the claim: DEL and GC find the leases that a killed ADD may have claimed. A lost lease file can be
-restored from it. Members, in addition to those of every record:
+is written before the claim, so DEL and GC find the leases that a killed ADD may have claimed. A lost lease file can be
+restored from these parts. Their members, in addition to those of every record:
 
     store      {"kind": "file", "path": DIRECTORY}, or the reference to another store by ipam.stores.ref_of
     netns      CNI_NETNS of the ADD
@@ -35,7 +35,7 @@ _SEQUENCES = 1 << 63  # the limit of SQLite, etcd's keys and JSON readers in Go
 
 
 class Want:
-    """An address in a pool and a scope: an address to claim, or that of a lease."""
+    """An address in a pool and a reservation scope, either to be claimed or already leased."""
 
     __slots__ = ("family", "pool", "scope", "value")
 
@@ -59,7 +59,7 @@ class Want:
         return format_address(self.family, self.value)
 
     def excludes(self, other: Want) -> bool:
-        """Whether a store cannot hold both: the same address in the same pool or the same scope."""
+        """Whether a store cannot lease both: they have the same address, and the same pool or the same scope."""
         same = self.pool == other.pool or (self.scope is not None and self.scope == other.scope)
         return same and self.address == other.address
 
@@ -150,21 +150,21 @@ class Lease(Want):
 
     @property
     def identity(self) -> tuple[str, tuple[int, int], str, str, tuple[str, str]]:
-        """The values that are equal in all readings of a lease: every store, also Go whereabouts', keeps them."""
+        """The values by which readings of one lease are matched: every store keeps them, even that of whereabouts."""
         return self.pool, self.address, self.container_id, self.ifname, self.pod_name
 
     def is_of_pod(self, owner: Owner) -> bool:
-        """Whether the lease is of the ifname and the pod of `owner`, whatever the UID of the pod."""
+        """Whether the lease is for the ifname and the pod (namespace and name) of `owner`, whatever the pod's UID."""
         return bool(owner.pod[1]) and self.pod_name == owner.pod[:2] and self.ifname == owner.attachment.ifname
 
     def holder(self) -> str:
-        """The owner, for messages."""
+        """A description of the owner for messages: pod, container, ifname, network and node."""
         pod = f"pod {self.pod_ref}, " if self.pod_ref else ""
         node = f", node {self.node}" if self.node else ""
         return f"{pod}container {self.container_id}, {self.ifname}, network {self.network}{node}"
 
     def user(self) -> str:
-        """The owner in short, for messages."""
+        """A short description of the owner for messages: the pod, or else the container."""
         return f"pod {self.pod_ref}" if self.pod_ref else f"container {self.container_id or 'unknown'}"
 
 
@@ -178,12 +178,12 @@ class Pool:
 
 
 def given_up(instead_of: Sequence[Lease], wants: Sequence[Want]) -> list[Lease]:
-    """The leases of `instead_of` whose address is not among `wants` in the same pool or scope."""
+    """The leases in `instead_of` whose address none of `wants` claims again, in the same pool or reservation scope."""
     return [lease for lease in instead_of if not any(want.excludes(lease) for want in wants)]
 
 
 def by_place(leases: Iterable[Lease]) -> list[Lease]:
-    """The leases in the order of pool and address."""
+    """The leases, sorted by pool and then by address."""
     return sorted(leases, key=lambda lease: lease.place)
 
 
@@ -250,7 +250,7 @@ def recorded_cooldown(record: dict[str, Any] | None) -> int:
 
 
 def names_nothing(record: dict[str, Any] | None) -> bool:
-    """Whether the record is missing or names no address and no rail: then no ADD of railcni claimed an address."""
+    """Whether the record is missing or names no address and no rail; if so, no ADD of railcni claimed an address."""
     return not (record and (record.get("addresses") or record.get("members")))
 
 

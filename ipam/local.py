@@ -1,6 +1,6 @@
 """The IPAM records of this node, and a file of addresses to prefer or avoid at the next ADD.
 
-Prefer: kubelet calls DEL for a pod's old sandbox before the ADD for its new one, which finds no lease of the old one.
+Prefer: kubelet calls DEL for a pod's old sandbox before the ADD for its new one, so ADD finds no lease of the old one.
 Avoid: when another host answers for an address, the ADD fails and releases the address; the next ADD must not get it.
 
 The file `remembered` beside the node's records has SLOTS slots. The hash of an entry's key gives the entry's slot. A
@@ -33,7 +33,7 @@ _COMPLETE = b"\xff" * 16  # the key of the last slot, whose only entry never exp
 
 
 def released(records: Records, leases: Sequence[Lease]) -> None:
-    """Remember for a pod the addresses of `leases`, which one attachment of the pod has just released."""
+    """Remember, for the pod's next ADD, the addresses that one attachment of the pod has just released."""
     if leases and leases[0].pod[1]:
         first = leases[0]
         addresses = [lease.text for lease in leases[:8]]  # one address is enough for a group of rails with one index
@@ -42,7 +42,7 @@ def released(records: Records, leases: Sequence[Lease]) -> None:
 
 
 def preferred(records: Records, owner: Owner) -> list[tuple[int, int]]:
-    """The addresses, (family, value), that the pod of `owner` has released in this network under this ifname."""
+    """The addresses, (family, value), that the owner's pod last released in this network under this ifname."""
     if not owner.pod[1]:
         return []
     found = _read(records, key_of("pod", *owner.pod[:2], owner.attachment.network, owner.attachment.ifname))
@@ -73,12 +73,12 @@ def is_complete(records: Records) -> bool:
 
 
 def set_complete(records: Records) -> None:
-    """Note that the node's records have all its AddressLeases."""
+    """Note that each AddressLease of this node has a record."""
     _write(records, _COMPLETE, {"complete": True}, SECONDS)
 
 
 def avoided(directory: str) -> list[tuple[str, float]]:
-    """The addresses that this node avoids, sorted, each with the time when this ends, in seconds since 1970."""
+    """The addresses that this node avoids, sorted, each with the end of the avoidance in seconds since 1970."""
     found: dict[str, float] = {}
     try:
         data = files.read_regular(f"{directory}/{FILE}", SLOTS * SLOT, os.O_NOFOLLOW, private=True)
@@ -151,15 +151,15 @@ def read_record(attachment: Attachment, records: Records) -> dict[str, Any] | No
 
 
 def is_pending(attachment: Attachment, records: Records) -> bool:
-    """Whether the release is pending in the record of `attachment`."""
+    """Whether the record of `attachment` notes a release that has yet to be made."""
     record = records.read(attachment, PART)
     return record is not None and record.get("pending") is True
 
 
 def restorer(store_ref: dict[str, Any], records: Records, owner: Owner | None = None) -> Callable[[], list[Lease]]:
-    """Return a function that reads the leases for a new, empty store `store_ref` from the records that name the store.
+    """Return a function that reads the leases for a new, empty store from the records that name the store `store_ref`.
 
-    With an `owner`, the function for the store addresslease reads only leases of the owner's container and pod.
+    With an `owner` and the kind addresslease, the function reads only the records of the owner's container and pod.
     """
     if owner and store_ref.get("kind") == "addresslease":
         return recorder(owner.attachment.network, records, owner.attachment.container_id, owner.pod[1])
@@ -177,9 +177,9 @@ def restorer(store_ref: dict[str, Any], records: Records, owner: Owner | None = 
 
 
 def recorder(network: str, records: Records, *names: str) -> Callable[[], list[Lease]]:
-    """Return a function that reads the leases in a network's records, even if these name another store (a migration).
+    """Return a function that reads the leases in all records of a network, whichever store the records name.
 
-    With `names` of containers and pods, the function reads only the records that contain one of the names.
+    With `names`, container IDs or pod names, the function reads only the records that contain one of the names.
     """
     return lambda: _leases_of(records.of_network(network, PART, *names), records)
 

@@ -2,8 +2,8 @@
 
 No pod of the network can use an address of the node itself. A neighbour counts while its entry in the kernel's table is
 reachable or permanent. After a pod's end, its entry may stay reachable for up to 45 s, and then stale for days: a
-pod may therefore get its own former address, whatever the table says. A neighbour whose entry is stale, or is tested,
-answered once. It may be a host or a deleted pod: its address is given after the others of the range.
+pod may therefore get its own former address, whatever the table says. A neighbour whose entry is stale, delay or
+probe answered once. It may be a host or a deleted pod: its address is given after the others of the range.
 
 The wire follows from the link plugin's keys: it is the link `master` (or `bridge`) with the links below and above it, or
 the physical function of a virtual function. The addresses of all links count for a macvlan without `master`, which uses
@@ -33,10 +33,10 @@ _ONCE = 0x04 | 0x08 | 0x10  # … and of one that answered once: NUD_STALE, NUD_
 
 
 class Wire:
-    """The addresses of the node and its neighbours on the wire of the network of `request`. Neighbours are read once.
+    """The addresses of the node and its neighbours on the wire: the host's links that lead to the network of `request`.
 
-    `records` are the node's, None to read no file: then no address counts as avoided. `is_recorded(want)`, set for a store
-    that nodes share: whether another attachment of the node has the address in its record.
+    Neighbours are read once. `records` are the node's; with None no file is read, and no address is avoided. The caller
+    may set `is_recorded(want)`: whether another attachment of the node has the address in its record.
     """
 
     def __init__(self, request: Request | None = None, records: Records | None = None) -> None:
@@ -47,28 +47,29 @@ class Wire:
         self._neighbours: dict[int, set[tuple[int, int]]] = {}  # by states
 
     def is_own(self, want: Want) -> bool:
-        """Whether the node, or another attachment in its records, has the address of `want`: it is never given.
+        """Whether the address of `want` is the node's own, or in another attachment's record, and so is never given.
 
-        The node's addresses are listed only if a socket can be bound to `want`: to try this is cheap, and it mostly fails.
+        The node's addresses are listed only if a socket can be bound to `want`: the attempt is cheap, and mostly fails.
         """
         may_be = self._names != [] and any(_can_bind(want, name) for name in self._names or [""])
         return (may_be and (self._names is None or want.address in self._read())) or self.is_recorded(want)
 
     def is_neighbour(self, want: Want) -> bool:
-        """Whether a neighbour has the address of `want`: it is given only if the pod prefers it."""
+        """Whether a reachable neighbour has the address of `want`, which is then given only if the pod prefers it."""
         return want.address in self._neighbours_with(want, _THERE)
 
     def with_former(self, want: Want) -> set[tuple[int, int]]:
-        """The addresses of all neighbours that answered once, given last, if that of `want` is one; else an empty set."""
+        """The addresses of all neighbours in the state stale, delay or probe, if that of `want` is among them; else an
+        empty set. These addresses are given last."""
         found = self._neighbours_with(want, _ONCE)
         return found if want.address in found else set()
 
     def is_avoided(self, address: str) -> bool:
-        """Whether `address`, "address/length", was found in use a short time ago: it is given last."""
+        """Whether `address`, "address/length", was found in use a short time ago, and is therefore given last."""
         return self._records is not None and local.is_avoided(self._records, address)
 
     def _neighbours_with(self, want: Want, states: int) -> set[tuple[int, int]]:
-        """The addresses of neighbours in `states`; none if the undecoded table lacks `want`, as it mostly does."""
+        """The addresses of neighbours in one of `states`; an empty set at once if no neighbour has that of `want`."""
         if self._names == []:
             return set()
         if want.family not in self._tables:
@@ -100,7 +101,7 @@ def _table(family: int) -> bytes:
 
 
 def _names_of(request: Request) -> list[str] | None:
-    """The names of the host's links on the wire of a network; None if any link may be, [] if none is."""
+    """The names of the host's links that lead to the network of `request`; None for all links, [] for no link."""
     if request.member("linkInContainer") is True:
         return []
     if asks_for_same_index(request):

@@ -163,7 +163,7 @@ class Range:
         return self.cidr
 
     def part(self, family: int, value: int, prefix: int) -> Range:
-        """The part of this range in a smaller CIDR, with this range's `prefix`. Raises ValueError for a CIDR not inside."""
+        """The part of this range in a CIDR inside it, with this range's `prefix`. Raises ValueError for other CIDRs."""
         if family != self.family or prefix < self.prefix or not self.contains(value):
             raise ValueError(f"not inside of {self}")
         found = Range(family, value, prefix, self.first, self.last, self.blocked)
@@ -197,7 +197,7 @@ class Range:
     def pool_name(self, network_name: str = "", node: str = "") -> str:
         """The name of the pool with this range's leases: [network_name-][node-]CIDR, with `-` for each `:` and `/`.
 
-        Go whereabouts has the same rule (IPPoolName in pkg/storage/kubernetes): both use the same IPPool object.
+        Go whereabouts has the same rule (IPPoolName in pkg/storage/kubernetes), so both programs use one IPPool object.
         """
         cidr = self.cidr.replace(":", "-").replace("/", "-")
         return "-".join(part for part in (network_name, node, cidr) if part)
@@ -219,7 +219,7 @@ def network_name_of(pool: str, family: int, value: int) -> str:
 
 
 def object_name(text: str) -> str:
-    """`text`, an address or a CIDR, as Go whereabouts writes it into a name."""
+    """`text`, an address or a CIDR, in the form that Go whereabouts uses in object names."""
     return (text + "0" if text.endswith(":") else text).replace(":", "-").replace("/", "-")
 
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 def read(config: IpamConfig, faults: list[Fault]) -> tuple[list[Requested], list[Range]]:
     """The addresses that the caller requests, and a range for each of them that lies outside of the network's ranges.
 
-    An address in two places counts once: Multus sends both IP and `ips`. Pods can choose them by an annotation.
-    If only the network's configuration forbids a request, this is a fault for ADD alone, so that CHECK and DEL still
-    work after a change of the configuration.
+    An address that two keys name counts once, since Multus sends both IP and `ips`. A pod's author can request
+    addresses by an annotation. A request that only the network's configuration forbids is a fault for ADD alone, so
+    that CHECK and DEL still work after a change of the configuration.
     """
     text = config.request.args.get("IP", "")
     asked = [("CNI_ARGS IP", part.strip()) for part in text.split(",") if text]
@@ -47,7 +47,7 @@ def read(config: IpamConfig, faults: list[Fault]) -> tuple[list[Requested], list
 
 
 def _never_given(config: IpamConfig, asked: Requested, is_gateway: bool, others: Collection[tuple[int, int]]) -> str:
-    """Why the address `asked` cannot be given in addition to `others`, with the remedy; "" if it can."""
+    """Why the requested address `asked` cannot be given besides `others`, with a remedy; "" if it can be given."""
     family, value, prefix = asked
     rng, is_add = config.range_of(family, value), config.request.command == "ADD"
     subnet = rng or (Range(family, value, prefix) if prefix is not None else None)
@@ -78,12 +78,12 @@ def _may_be_outside(config: IpamConfig) -> bool:
 
 
 def _has_fixed_ranges(config: IpamConfig) -> bool:
-    """Whether node slices or a group of rails exclude addresses outside of the network's ranges."""
+    """Whether node slices or a rail group rule out addresses outside of the network's ranges."""
     return bool(config.node_slice_size) or asks_for_same_index(config.request)
 
 
 def _excess(new: tuple[int, int], requested: Collection[tuple[int, int]], config: IpamConfig) -> str:
-    """The fault if `new` is one requested address too many in addition to `requested`; else ""."""
+    """The fault's text if `new` would exceed, with `requested`, the number that a pod may request; else ""."""
     holding = [r for r in config.ranges if r.family == new[0] and r.contains(new[1])]
     where, most = f"in {holding[0]}" if holding else "outside of the ranges", config.requested_addresses
     others = [v for f, v in requested if f == new[0]]
@@ -98,7 +98,7 @@ def _excess(new: tuple[int, int], requested: Collection[tuple[int, int]], config
 
 
 def _strings(document: Any, key: str, faults: list[Fault]) -> list[tuple[str, str]]:
-    """(name, text) of each member of the list at `key` in `document`; faults use the name, such as args.cni.ips[0]."""
+    """(name, text) of each string in the list at `key` of `document`. Faults use the name, such as args.cni.ips[0]."""
     document = member(document, *key.split("."))
     if document is None:
         return []

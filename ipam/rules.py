@@ -28,21 +28,21 @@ MOST_STATICS = 32  # the most leased static addresses of a network: a claim is o
 
 
 class SharedLease(Exception):
-    """The address of `need` is shared, and another attachment of the network has the lease."""
+    """Error: another attachment of the network has the lease of the static address of `need`."""
 
     def __init__(self, need: Need) -> None:
         self.need = need
 
 
 class Exhausted(TryAgainLater):
-    """A pool has no free address."""
+    """Error: a pool has no free address."""
 
 
 class Need:
-    """One address that an attachment gets from a pool: any address of `rng`, or the `requested` one.
+    """One address that an attachment gets from a pool: any address of `rng`, or only the `requested` one.
 
-    A need is also a Choice (see there) whose indexes are the values of its addresses. `shared`: the address is static:
-    all attachments of the network use it, and one has the lease.
+    A need is also a Choice (ipam.rules.Choice), in which the index of an address is its value. `shared`: the address is
+    static: all attachments of the network use it, and one of them has the lease.
     """
 
     def __init__(
@@ -63,20 +63,21 @@ class Need:
         return [self]
 
     def values(self, index: int) -> list[int]:
-        """The address for each of `needs` at an index."""
+        """The addresses that `index` stands for, one for each of `needs`."""
         return [index]
 
     def index_of(self, family: int, value: int) -> int | None:
-        """The index of an address; None for an address of another family."""
+        """The index of an address, which is its value; None for an address of the other family."""
         return value if family == self.rng.family else None
 
     def kept_index(self, place: Want) -> int | None:
-        """The index to keep for a lease of the address `place`; None if pool or range of this need do not contain it."""
+        """The index of the leased address `place`; None if it is in another pool, or this need's range excludes it."""
         is_kept = place.pool == self.pool and place.family == self.rng.family and self.rng.usable(place.value)
         return place.value if is_kept else None
 
     def exhausted(self, free: int, waiting: str) -> Exhausted:
-        """The error when no address is free. `free`: the number not in use; `waiting`: a text about use without lease."""
+        """The error when no address is free. `free`: the number of addresses not in use; `waiting`: a text about
+        addresses in use without a lease."""
         size = self.rng.size()
         return Exhausted(
             f"pool {self.pool} is exhausted: {size - free} of the {size} addresses that range {self.rng} may give are in"
@@ -85,9 +86,10 @@ class Need:
 
 
 class ClaimPlan:
-    """The plan of a claim. `chosen[i]` is the address for the need i; None if the store must be searched for one.
+    """The plan of a claim. `chosen[i]` is the address for need number i; None if an address must be searched for.
 
-    `given_up` are the leases that the claim replaces. `settled`: the store already has all leases of the plan.
+    `given_up` are the former leases that the claim removes or replaces. `settled`: all leases of the plan exist
+    already.
     """
 
     def __init__(self, chosen: list[int | None], given_up: list[Lease], settled: bool) -> None:
@@ -97,10 +99,10 @@ class ClaimPlan:
 
 
 def needs(config: IpamConfig) -> list[Need]:
-    """One need for each range, in order. A requested address becomes the address of the need for its range.
+    """One need for each range, in the order of the ranges. A requested address becomes that of the need for its range.
 
-    A further request in the same range is a need of its own, in the first range with the address. An address
-    requested outside of the network's ranges has a range of its own, and always the scope network_name.
+    A further requested address in the same range gets a need of its own, in the first range with the address. An
+    address requested outside of the network's ranges has its own range, and always the reservation scope network_name.
     """
     scope = config.network_name if config.overlap else None
     found = [Need(rng, rng.pool_name(config.network_name, config.slice_node), scope) for rng in config.ranges]
@@ -121,7 +123,7 @@ def needs(config: IpamConfig) -> list[Need]:
 
 
 def statics(config: IpamConfig) -> list[Need]:
-    """A need for each static address in a range, up to MOST_STATICS: the lease keeps other networks from giving it."""
+    """A need for each static address in a range, at most MOST_STATICS, so that no other network gives the address."""
     scope = config.network_name if config.overlap else None
     found = []
     for family, value in (host_of(a.address) for a in config.addresses):
@@ -137,7 +139,7 @@ def plan(
     """Plan the claim of `owner`. `own` are the leases of its attachment, `pods` those of its pod under its ifname.
 
     `lost` are addresses of these leases that cannot be kept, because another owner has reserved them. A choice without
-    a requested index keeps the index that most of the leases have.
+    a requested index keeps the index (an address, or one on each rail of a group) that most of the leases have.
     """
     gone = {(want.pool, want.value) for want in lost}
     former = [lease for lease in pods if lease.attachment != owner.attachment and may_take_over(lease, owner)]
@@ -167,7 +169,8 @@ def plan(
 
 
 def _most_kept(choice: Choice, usable: Sequence[Lease], lost: Collection[Want]) -> int | None:
-    """The index that most of `usable` have, without the indexes of `lost`; in a tie the first; None if none is left."""
+    """The index that most of the leases `usable` have, in a tie the first; indexes of addresses in `lost` do not count.
+    None if no index is left."""
     gone = {choice.kept_index(want) for want in lost}
     counts: dict[int, int] = {}
     for lease in usable:
@@ -178,7 +181,8 @@ def _most_kept(choice: Choice, usable: Sequence[Lease], lost: Collection[Want]) 
 
 
 def may_take_over(lease: Lease, owner: Owner) -> bool:
-    """Whether a lease of another sandbox is of the owner's pod: the uids agree or, if one is unknown, no machines differ."""
+    """Whether `owner` may take over `lease`: both are of one pod and ifname, and the uids agree or, if one is unknown,
+    the machines do not differ."""
     same = lease.is_of_pod(owner)
     if lease.pod[2] and owner.pod[2]:
         return same and lease.pod[2] == owner.pod[2]
@@ -186,6 +190,7 @@ def may_take_over(lease: Lease, owner: Owner) -> bool:
 
 
 def is_current(lease: Lease, need: Need, owner: Owner) -> bool:
-    """Whether the lease equals a new claim in all members by which garbage collection decides if a lease is in use."""
+    """Whether the lease has the pod, node, machine, boot, netns and scope of a new claim by `owner`. Garbage collection
+    decides by these values whether a lease is in use."""
     described = (lease.pod, lease.node, lease.machine, lease.boot_id, lease.netns, lease.scope)
     return described == (owner.pod, owner.node, owner.machine, owner.boot_id, owner.netns, need.scope)

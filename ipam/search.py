@@ -1,7 +1,8 @@
 """The search plan of a claim (ipam.acquire): where the search begins, and which of the free addresses it returns.
 
-`lowest_free` returns the lowest free address, as in whereabouts. After a lost claim, the plan continues from `search_start`,
-so that many nodes do not compete for one address after another. A search ends after one pass through the pool.
+`lowest_free` returns the lowest free address, as in whereabouts. After another claim took a proposed address, the plan
+continues from `search_start`, so that many nodes do not compete for one address after another. A search ends after one
+pass through the pool.
 
 A window is a span (low, high) of addresses, both included, that crosses no multiple of `Store.window`. A store returns the
 unavailable addresses of a window as a bitset, an integer whose bit i stands for the address low + i.
@@ -28,10 +29,10 @@ _UNSEEN = 3  # places after the lowest one that are tried without a read, where 
 
 
 class SearchPlan:
-    """The search for the addresses of `wanted`, over all attempts at a claim.
+    """The search for free addresses for the choices `wanted`, over all attempts at one claim.
 
-    `wire` has the addresses in use without a lease. `reclaim(store, pool)` frees addresses of this node's earlier boots
-    in an exhausted pool, and returns whether there were any.
+    `wire` knows the addresses in use without a lease. `reclaim(store, pool)` releases leases in an exhausted pool that
+    this node made before its last boot, and returns whether there were any.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class SearchPlan:
         self.preferred: list[tuple[int, int]] | None = None  # (family, value), the best first; None: not yet known
 
     def windows(self) -> list[Window]:
-        """The windows that `propose` reads first."""
+        """The windows of addresses that `propose` will read first."""
         found: list[Window] = []
         for choice in self._wanted:
             start = start_of(choice.space, self._owner, self._place)
@@ -58,7 +59,8 @@ class SearchPlan:
         return found
 
     def pass_full(self, near_full: bool) -> None:
-        """Move the search to another place if a window at the present one is full, or `near_full` (stores.base.Survey)."""
+        """Move the search to another starting point if a window at the present one is full, or if `near_full`
+        (stores.base.Survey) is set."""
         if near_full:
             self._place = max(self._place, _FAR)
         while not self._is_unseen() and self._place < self._store.places and self._is_at_full_window():
@@ -68,11 +70,12 @@ class SearchPlan:
         return any(self._store.occupied(*window).bit_count() == window[4] - window[3] + 1 for window in self.windows())
 
     def _is_unseen(self) -> bool:
-        """Whether the first address of the present place is proposed without a read of the store."""
+        """Whether the first address at the present starting point is proposed without a read of the store."""
         return _LOWEST < self._place <= min(_UNSEEN, self._store.places)
 
     def lose(self, wants: Sequence[Want]) -> None:
-        """Note that another claim took the proposed addresses `wants`. If the store `spreads`, go to another place."""
+        """Note that another claim took the proposed addresses `wants`. If simultaneous claims of different addresses
+        succeed in the store (`spreads`), move the search to another starting point."""
         self.preferred = []
         self._taken += wants
         if not wants or not self._store.spreads:
@@ -83,10 +86,10 @@ class SearchPlan:
             self._place += 1
 
     def propose(self, chosen: Sequence[int | None]) -> list[int]:
-        """Return `chosen`, which has an address or None for each need, with a free address in place of each None.
+        """Return `chosen`, the address or None for each need, with a free address in place of each None.
 
-        The free address is a `preferred` one if possible. `chosen` has addresses for all needs of a choice, or for none.
-        Raises Exhausted when no address is free.
+        The free address is a `preferred` one if possible. The needs of one choice either all have an address in
+        `chosen`, or all have None. Raises Exhausted when no address is free.
         """
         values: list[int] = []
         kept = [(n.rng.family, value) for n, value in zip(self.needs, chosen, strict=True) if value is not None]
@@ -101,10 +104,11 @@ class SearchPlan:
         return values
 
     def _index(self, choice: Choice, own: set[int], proposed: set[int]) -> int:
-        """A free index that is not in `own`, the indexes of this attachment. Raises Exhausted when there is none.
+        """A free index of `choice` that is not in `own`. Raises Exhausted when there is none.
 
-        `own` also has the indexes `proposed` in this attempt. An index that a claim has lost comes last, and only if a read
-        of its address shows no holder: a list, which selects by label, misses an object whose labels were removed.
+        `own` has the indexes of this attachment, also those `proposed` in this attempt. An index that another claim
+        took comes last, and only if a read of its address shows no holder: a list, which selects by label, misses an
+        object whose labels were removed.
         """
         lost = _indexes(choice, [want.address for want in self._taken])
         cooling = self._cooling(choice)
@@ -125,7 +129,8 @@ class SearchPlan:
         return index
 
     def _given(self, choice: Choice, avoid: set[int]) -> tuple[int | None, int]:
-        """The index to give, or None, and the number of free indexes whose address the node or a neighbour uses."""
+        """The index to give, or None; and the number of free indexes that were skipped because the node or a neighbour
+        uses one of their addresses."""
         nodes, in_use = 0, None
         while (index := self._free(choice, avoid)) is not None:
             avoid.add(index)
@@ -161,7 +166,7 @@ class SearchPlan:
         return index
 
     def _unclaimed(self, choice: Choice, index: int, avoid: Collection[int]) -> int:
-        """The first free index after `index` in its window that no other call of this node is claiming; `index` if none."""
+        """The first free index after `index` in its window that no other call of this node claims now; else `index`."""
         last = min(index | self._store.window - 1, choice.space.last)
         bits = _occupied(self._store, choice, index, last)
         for at in range(index + 1, last + 1):
@@ -171,11 +176,11 @@ class SearchPlan:
         return index
 
     def _is_claimed_here(self, choice: Choice, index: int) -> bool:
-        """Whether another call of this node is about to claim an address of `index`; if not, note that this call is."""
+        """Whether another call of this node is about to claim an address at `index`; if not, note that this call is."""
         return any(map(self._store.is_claimed_here, _wants(choice, index)))
 
     def _cooling(self, choice: Choice) -> set[int]:
-        """The indexes with an address in its cooldown after another pod: the owner may not have the address yet."""
+        """The indexes with an address in its cooldown: another pod freed it, and the owner may not have it yet."""
         found: set[int] = set()
         if not self._store.cooldown:
             return found
@@ -187,7 +192,7 @@ class SearchPlan:
 
 
 def start_of(rng: Range, owner: Owner, place: int) -> int:
-    """The address where a search at place number `place` begins. For _LOWEST it is 0, even if the range begins later."""
+    """The address of starting point number `place` of a search. For _LOWEST it is 0, even if the range begins later."""
     if place == _LOWEST:
         return 0
     if place == _NEAR:
@@ -196,10 +201,10 @@ def start_of(rng: Range, owner: Owner, place: int) -> int:
 
 
 def lowest_free(store: Store, choice: Choice, start: int = 0, avoid: Collection[int] = ()) -> int | None:
-    """The first free index from `start` to the end, then from the beginning; None if there is none.
+    """The first free index of `choice` from `start` to the end, then from the beginning; None if there is none.
 
-    `avoid` has indexes that the store does not show as occupied, such as those proposed for this attachment or in their
-    cooldown.
+    An index is an address of a range, or an offset in all ranges of a rail group. `avoid` has indexes that are not free
+    although the store shows them so, such as those proposed for this attachment or in their cooldown.
     """
     rng = choice.space
     for at, end in ((start, rng.last), (rng.first, min(start - 1, rng.last))):
@@ -214,7 +219,7 @@ def lowest_free(store: Store, choice: Choice, start: int = 0, avoid: Collection[
 
 
 def _next_open(store: Store, choice: Choice, low: int, high: int) -> int:
-    """An index in low..high + 1 below which all from `low` on are occupied: full windows are skipped unread."""
+    """An index in low..high + 1. All indexes from `low` up to, but not including, the result are occupied."""
     for i, need in enumerate(choice.needs):
         first, last = choice.values(low)[i], choice.values(high)[i]
         low += store.next_open(need.pool, need.scope, need.rng.family, first, last) - first
@@ -224,7 +229,7 @@ def _next_open(store: Store, choice: Choice, low: int, high: int) -> int:
 
 
 def _occupied(store: Store, choice: Choice, low: int, high: int) -> int:
-    """The bitset of the indexes low..high that have an address which cannot be claimed."""
+    """The bitset of the indexes in low..high that have an address which cannot be claimed: bit i stands for low + i."""
     bits = 0
     for window in _windows_of(choice, low, high):
         bits |= store.occupied(*window)
@@ -232,7 +237,7 @@ def _occupied(store: Store, choice: Choice, low: int, high: int) -> int:
 
 
 def _windows_of(choice: Choice, low: int, high: int) -> list[Window]:
-    """The window of each need for the indexes low..high."""
+    """For each need of `choice`, the window of the addresses for which the indexes low..high stand."""
     bounds = zip(choice.needs, choice.values(low), choice.values(high), strict=True)
     return [(need.pool, need.scope, need.rng.family, first, last) for need, first, last in bounds]
 
@@ -242,7 +247,7 @@ def _wants(choice: Choice, index: int) -> list[Want]:
 
 
 def _indexes(choice: Choice, addresses: Sequence[tuple[int, int]]) -> set[int]:
-    """The indexes of `addresses`, which are pairs (family, value). An address without an index is left out."""
+    """The indexes of `addresses`, pairs (family, value). An address that has no index in `choice` is left out."""
     return {index for address in addresses if (index := choice.index_of(*address)) is not None}
 
 
@@ -270,7 +275,7 @@ def propose(rng: Range, window: Span, occupied: int, avoid: Collection[int] = ()
 
 
 def search_start(rng: Range, node: str, attachment: tuple[str, ...], spread: int = SPREAD) -> int:
-    """The address from which `attachment` on `node` continues its search after a lost claim.
+    """The address from which `attachment` on `node` continues its search after another claim took the proposed address.
 
     The result depends only on the arguments. Results are spread evenly over the first `spread` addresses that `rng` may
     give. For a range that gives no address, the result is `rng.first`.

@@ -20,7 +20,7 @@ from ipam.stores.base import Store
 
 
 def note_holder(records: Records, attachment: Attachment, wants: Sequence[Want]) -> None:
-    """Note in the index that `attachment` holds the addresses of `wants`."""
+    """Note in the node's index of addresses that `attachment` holds the addresses of `wants`."""
     target = codec.dumps(list(attachment.key()))
     for want in wants:
         path = _link(records, want)
@@ -33,7 +33,7 @@ def note_holder(records: Records, attachment: Attachment, wants: Sequence[Want])
 
 
 def forget_holder(records: Records, wants: Sequence[Want]) -> None:
-    """Remove the addresses of `wants` from the index."""
+    """Remove the addresses of `wants` from the node's index of addresses."""
     for want in wants:
         try:
             os.unlink(_link(records, want))
@@ -42,7 +42,7 @@ def forget_holder(records: Records, wants: Sequence[Want]) -> None:
 
 
 def holder(records: Records, want: Want) -> Attachment | None:
-    """The attachment that holds the address of `want` according to the index; None if the index has none."""
+    """The attachment that holds the address of `want` according to the node's index of addresses, or None."""
     try:
         _make_folder(records)
         return Attachment(*codec.loads(os.readlink(_link(records, want)).encode()))
@@ -56,7 +56,7 @@ def _link(records: Records, want: Want) -> str:
 
 
 def _make_folder(records: Records) -> None:
-    """Make the index from the present records, if it is missing."""
+    """Make the node's index of addresses from the present records, if the index is missing."""
     try:
         os.stat(records.directory + "/held")
         return
@@ -70,9 +70,9 @@ def _make_folder(records: Records) -> None:
 
 
 class ClaimsHere:
-    """The addresses that other attachments of this node hold or are about to claim, whatever a shared store shows.
+    """The addresses that other attachments of this node hold or are about to claim, whatever the shared store shows.
 
-    `owner` makes the claim. A call locks each address that it proposes: other calls of this node then propose other ones.
+    `owner` is that of the present claim. A call locks each address that it proposes, so other calls propose others.
     """
 
     def __init__(self, records: Records, owner: Owner) -> None:
@@ -95,13 +95,14 @@ class ClaimsHere:
             lock.release()
 
     def note(self, wants: Sequence[Want]) -> None:
-        """Note in the index that the owner's attachment holds the addresses of `wants`."""
+        """Note in the node's index of addresses that the owner's attachment holds the addresses of `wants`."""
         note_holder(self._records, self._owner.attachment, wants)
 
     def is_recorded(self, want: Want) -> bool:
         """Whether another attachment has `want` in its record, even if the store shows the address as free.
 
-        Records with a pending release, or of an earlier boot, a lost namespace or the owner's pod do not count.
+        A record does not count if its release is pending, its namespace is gone, or it is of an earlier boot or of the
+        owner's pod.
         """
         records, owner = self._records, self._owner
         attachment = holder(records, want)
@@ -117,10 +118,11 @@ class ClaimsHere:
         return any(lease.excludes(want) and not lease.is_of_pod(owner) for lease in leases)
 
     def refill(self, store: Store, cooldown: int) -> bool:
-        """Make lost records again from the leases that name this node. Returns True if the owner got its record.
+        """Make lost records of this node again from its leases in the store. Returns whether the owner's is among them.
 
-        This is needed once for a state directory that is younger than the node's leases. The caller holds the lock of the
-        owner's record. Two machines may have one node name: a lease must name this machine, or the owner's pod and uid.
+        This is needed once for a state directory that is younger than the node's leases. The caller holds the lock of
+        the owner's record. Two machines may have one node name: a lease must name this machine, or the owner's pod and
+        uid.
         """
         records, owner = self._records, self._owner
         by_attachment: dict[Attachment, list[Lease]] = {}

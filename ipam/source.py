@@ -6,8 +6,8 @@ The flat file has the values of keys that the block leaves out, also inside `dns
 The author of a network may use no credentials that only the administrator can read, and may learn nothing about hosts
 that the node does not let networks name. So a block that names a store of its own
 
-- must have all keys of etcd (server, prefix and credentials) as soon as one differs from the flat file. A kubeconfig is
-  one file with server and credentials, so it needs no other key;
+- must have all keys of etcd (server, prefix and credentials) as soon as one key differs from the flat file. A
+  kubeconfig is one file with server and credentials, so it needs no other key;
 - may name only files below `configRoots` of the node's policy, and hosts of etcd in `storeHosts`.
 
 `Source.borrowed` has the faults of a block that breaks these rules.
@@ -46,7 +46,7 @@ _COMMON = 2  # characters: most messages contain texts as short as this by chanc
 
 
 class Files:
-    """The node's flat file and host name, and its policy for the paths and hosts that a network names."""
+    """The node's flat file and host name, and its policy on the paths and hosts that a network may name."""
 
     def load(self, path: str, /) -> bytes | None:
         """The content of the file at `path`; None when there is no file.
@@ -59,7 +59,7 @@ class Files:
             return None
 
     def follow(self, path: str, roots: str = "", /) -> str:
-        """Resolve the links in `path`. Raises ValueError when this fails, or the policy's key named `roots` forbids it."""
+        """Resolve the links in `path`. Raises ValueError if this fails, or the policy key named `roots` forbids it."""
         if roots == "dataRoots":
             from ipam.datadir import confined  # most networks keep the usual directory
 
@@ -88,10 +88,11 @@ OF_NODE = Files()
 class Source:
     """The `ipam` block and the flat file of a configuration.
 
-    `path` is the flat file, or "" when none of the paths `searched` exists. `notes` are texts for the log about keys
-    without effect. A flat file that the block chose may belong to anyone, so faults and errors name its keys, but not its
-    values. `borrowed` are the faults of a block that names a store which it may not use. They prevent a new attachment.
-    For an existing one (`is_new` false), whose store must be found, each key alone chooses its source, as in 0.1.0.
+    `path` is the flat file's, or "" when none of the paths `searched` exists. `notes` are log texts about keys without
+    effect. A flat file that the block chose may belong to anyone: faults and errors name its keys, but not its values.
+    `borrowed` are the faults of a block that names a store which its author may not use; they prevent a new attachment.
+    For an existing one (`is_new` false), whose store must be found, the source of each key is chosen on its own, as in
+    version 0.1.0.
     """
 
     def __init__(self, block: dict[str, Any], files: Files, faults: list[Fault], is_new: bool = True) -> None:
@@ -126,7 +127,7 @@ class Source:
         self._from_file = {name for name in self._flat if self._is_of_flat_file(name, is_apart)}
 
     def fill(self, target: object, table: Sequence[Key], faults: list[Fault]) -> None:
-        """Set the attributes of `target` that `table` names: from the flat file or the `ipam` block, else the default."""
+        """Give `target` the attributes in `table`, with values from the flat file or the block, else the defaults."""
         values = {key.attribute: key.default for key in table}
         for key in table:
             is_of_file = key.name in self._from_file
@@ -157,7 +158,8 @@ class Source:
             setattr(target, key.attribute, value)
 
     def _log_file(self, path: str) -> str:
-        """`path` with links resolved: opening the log follows none. For a forbidden path, adds a note and returns ""."""
+        """`path` with its links resolved, since opening the log file follows none. For a forbidden path, add a note to
+        `notes` and return ""."""
         try:
             return self._files.follow(path, "" if "log_file" in self._from_file else ROOTS["log_file"])
         except ValueError as fault:
@@ -165,13 +167,13 @@ class Source:
             return ""
 
     def names(self, name: str) -> bool:
-        """Whether the block itself has the key `name`."""
+        """Whether the `ipam` block itself gives the key `name` a value."""
         return not _is_left_out(self._block.get(name))
 
     def judge_hosts(self) -> None:
-        """Add a fault to `borrowed` for each host of etcd in the block that the node's policy does not allow.
+        """Add a fault to `borrowed` for each etcd host in the block that the node's policy does not allow.
 
-        Otherwise the error of a connection would show which ports of any host are open.
+        Without this check, connection errors would show the author of a network which ports of any host are open.
         """
         of_block, of_file = (
             [part.strip() for part in str(keys.get("etcd_host") or "").split(",")] for keys in (self._block, self._flat)
@@ -188,18 +190,18 @@ class Source:
                     self.borrowed.append(Fault("ipam.etcd_host", text, f'host "{host[:60]}" {fault}'))
 
     def is_of_node(self, name: str) -> bool:
-        """Whether the value of `name` is from the node's own flat file, not from one that the block names."""
+        """Whether the value of `name` is from the node's own flat file, not from a flat file that the block chose."""
         return name in self._from_file and not self._is_chosen
 
     def hide(self, faults: list[Fault]) -> None:
-        """Remove from the faults the values of a flat file that the block chose, and texts made from these values."""
+        """If the block chose the flat file, remove the file's values, and texts made from them, from `faults`."""
         for fault in faults:
             if self._is_chosen and fault.key.startswith(f"{self.path}: ") and fault.value != _HIDDEN:
                 fault.value = _HIDDEN
                 fault.wanted = "is wrong, or does not fit the other keys: see the file and docs/reference.md"
 
     def hidden(self, target: object, table: Sequence[Key]) -> list[str]:
-        """Texts in `target` from a flat file that the block names, the longest first: no error may show them."""
+        """Texts in `target` from a flat file that the block chose, which no error may show; the longest first."""
         if not self._is_chosen:
             return []
         found: set[str] = set()
@@ -215,7 +217,7 @@ class Source:
         return f"{self.path}: {name}" if name.partition("[")[0] in self._from_file else f"ipam.{name}"
 
     def node_name(self, environ_name: str) -> str:
-        """The node's name: `environ_name`, else the text of configuration_path/nodename, else the host name."""
+        """The node's name: `environ_name`, else the text in configuration_path/nodename, else the host name."""
         name = environ_name.strip()
         directory = self._flat.get("configuration_path")
         if not name and directory and isinstance(directory, str):
@@ -240,7 +242,7 @@ class Source:
         return "", {}
 
     def _followed(self, key: str, path: str, roots: str, faults: list[Fault]) -> str:
-        """`path` with its links resolved, or as it is after a fault."""
+        """`path` with its links resolved; if this fails or is forbidden, add a fault for `key` and return `path`."""
         try:
             return self._files.follow(path, roots)
         except ValueError as fault:
@@ -254,7 +256,7 @@ class Source:
         return resolved if is_below and policy.current().configRoots is policy.CONFIG_ROOTS else ""
 
     def _left_out(self) -> list[Fault]:
-        """One fault if the block changes the flat file's etcd, but lacks a key of etcd that the file has; else []."""
+        """One fault if an etcd key of the block differs from the flat file's, but another one is absent; else []."""
         if not self._brings:
             return []
         known = [name for name in ETCD if name == "etcd_host" or name in self._flat]
@@ -267,7 +269,7 @@ class Source:
         return [Fault(f"ipam.{name}", _HIDDEN if name == "etcd_password" else self._block[name], wanted)]
 
     def _refuse_key(self, name: str, path: str) -> None:
-        """Refuse a block that uses the TLS key of the flat file's etcd for another server or prefix."""
+        """Add a fault to `borrowed` if the TLS key of the flat file's etcd is used for another server or prefix."""
         own = self._flat.get(name)
         is_elsewhere = "etcd_host" in self._brings or "etcd_prefix" in self._brings
         if name != "etcd_key_file" or not is_elsewhere or not isinstance(own, str):
@@ -277,8 +279,8 @@ class Source:
             self.borrowed.append(Fault(f"ipam.{name}", self._block[name], wanted))
 
     def _is_of_flat_file(self, name: str, is_apart: bool) -> bool:
-        """Whether the value of `name` comes from the flat file. If the block names its own etcd, no key of etcd does, unless
-        each key alone chooses its source (`is_apart`)."""
+        """Whether the value of `name` comes from the flat file. If the block names an etcd of its own, the keys of etcd
+        do not, unless the source of each key is chosen on its own (`is_apart`)."""
         if name in NOT_FROM_FLAT_FILE:
             return False
         is_left_out = _is_left_out(self._block.get(name))
@@ -312,7 +314,7 @@ def _object(data: bytes) -> dict[str, Any]:
 
 
 def _flattened(document: dict[str, Any], prefix: str, faults: list[Fault]) -> dict[str, Any]:
-    """`document` with the keys of nested objects as "object.key"; all keys are spelled as in the tables."""
+    """`document` with the keys of nested objects as "object.key"; all keys are spelled as in ipam.keys."""
     flat = _spelled({name: value for name, value in document.items() if "." not in name})
     for name in NESTED:
         nested = flat.pop(name, None)
@@ -324,7 +326,8 @@ def _flattened(document: dict[str, Any], prefix: str, faults: list[Fault]) -> di
 
 
 def _spelled(document: dict[str, Any]) -> dict[str, Any]:
-    """`document` with its keys spelled as in the tables. As in `member`, the exact name counts, else the first in any case."""
+    """`document` with its keys spelled as in ipam.keys. Of keys that differ only in case, the exactly spelled one
+    counts, else the first."""
     found: dict[str, Any] = {}
     for name, value in document.items():
         spelled = SPELLED.get(name.lower(), name)

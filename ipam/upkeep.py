@@ -43,13 +43,13 @@ def release(
     seconds: float = 0,
     cooldown: int | None = None,
 ) -> None:
-    """Free the leases of `attachment` in the store `store_ref`, then remove the record, whose lock the caller holds.
+    """Free the leases of `attachment` in the store `store_ref`, then remove `record`, whose lock the caller holds.
 
-    If there is a record, a missing lease file is made first. Else another process could make the file during the release,
-    and restore this record into it. `seconds` is the limit for all requests together, 0 for no limit. `cooldown` is in
-    seconds; None stands for the record's. After a CniError the record says that the release is pending. But if no address
-    is recorded and another attempt would be useless, the error is only logged, and the record removed: an ADD records
-    addresses before it claims them.
+    If there is a record, a missing lease file is made first. Otherwise another process could make the file during the
+    release, and restore the leases of this record into it. `seconds` is the limit for all requests together, 0 for no
+    limit. `cooldown` is in seconds; None means the record's cooldown. After a CniError the record notes the release as
+    pending. But if the record names no address and another attempt would be useless, the error is only logged, and the
+    record removed: an ADD records addresses before it claims them, so none was claimed.
     """
     held = recorded_leases(attachment, record) if record else []
     restore = restorer(store_ref, records)
@@ -95,8 +95,8 @@ def release(
 
 
 def leave_store(attachment: Attachment, record: dict[str, Any], records: Records) -> None:
-    """Release the leases of an attachment in its former store, after its network has changed the store. Raises CniError
-    when recorded addresses cannot be released."""
+    """Release the leases of an attachment in the store of its record, after its network has changed to another store.
+    Raises CniError when recorded addresses cannot be released."""
     try:
         release(attachment, record, record["store"], records)
     except CniError as fault:
@@ -109,7 +109,7 @@ def leave_store(attachment: Attachment, record: dict[str, Any], records: Records
 
 
 def _is_over(record: dict[str, Any] | None, store_ref: dict[str, Any], fault: CniError) -> bool:
-    """Whether `fault` shows that the release of an attachment without recorded addresses need not be repeated."""
+    """Whether `fault` shows that the release of an attachment without recorded addresses need not be tried again."""
     from ipam.stores.apiserver.faults import Forbidden, Unauthorized  # the file store has no API server
 
     if isinstance(fault, InvalidConfig) and not isinstance(fault, Forbidden | Unauthorized):
@@ -132,7 +132,7 @@ def keep_pending(
 
 
 def flush_reminded(records: Records, store_ref: dict[str, Any]) -> None:
-    """Call `flush` if it is due; the caller has just reached the store `store_ref`."""
+    """Call `flush` if a retry of pending releases is due. The caller has just reached the store `store_ref`."""
     if records.is_reminded(_FLUSH_PAUSE):
         flush(records, store_ref, _FLUSH_SECONDS)
 
@@ -140,9 +140,9 @@ def flush_reminded(records: Records, store_ref: dict[str, Any]) -> None:
 def flush(records: Records, store_ref: dict[str, Any] | None, seconds: float) -> int:
     """Retry the pending releases for about `seconds`. Returns the number of releases that are still pending.
 
-    A shared static address without a lease is leased to another attachment that uses it. `store_ref`, which may be None,
-    is from the configuration and has the password of its store. An unreachable store is tried once; the wait for it
-    does not shorten the time for other stores.
+    If a static address has lost its lease, another attachment that uses the address gets a lease. `store_ref` is the
+    configured store with its password, or None. An unreachable store is tried once; the wait for it does not shorten
+    the time for other stores.
     """
     records.remind(False)
     deadline = time.monotonic() + seconds
@@ -184,7 +184,7 @@ def flush(records: Records, store_ref: dict[str, Any] | None, seconds: float) ->
 
 
 def _lease_shared(attachment: Attachment, store_ref: dict[str, Any] | None, records: Records, seconds: float) -> bool:
-    """Lease to `attachment` each of its shared addresses that has no lease. Returns False if it must be called again."""
+    """Lease to `attachment` each of its static addresses without a lease. Returns False if a retry is needed."""
     lock = records.try_locked(attachment, PART)
     if lock is None:
         return False
@@ -214,7 +214,8 @@ def _lease_shared(attachment: Attachment, store_ref: dict[str, Any] | None, reco
 
 
 def drop(records: Records, chosen: Collection[Attachment]) -> int:
-    """Remove each record of `chosen` whose release is pending; the leases stay. Returns the number of removed records."""
+    """Remove the record of each attachment in `chosen` whose release is pending; the leases stay. Returns the number of
+    removed records."""
     dropped = 0
     for attachment in chosen:
         held = records.try_locked(attachment, PART)
@@ -257,7 +258,7 @@ def free_earlier_boots(store: Store, pool: str, owner: Owner, records: Records) 
 def is_ours(lease: Lease, machine: str, store: Store, records: Records) -> bool:
     """Whether a lease that names this node was claimed on this `machine`: another machine may have the same node name.
 
-    A lease of an older version, which does not name its machine, is ours if this node has a record of it.
+    A lease of an older version, which does not name its machine, counts if this node has a record of its attachment.
     """
     if not stores.is_shared(store.record()):
         return True
@@ -267,14 +268,14 @@ def is_ours(lease: Lease, machine: str, store: Store, records: Records) -> bool:
 
 
 class Faults:
-    """The errors of a pass over attachments; a store that was unreachable once is silent for the rest of the pass."""
+    """The errors of a pass over attachments. A store that was unreachable once is skipped in the rest of the pass."""
 
     def __init__(self) -> None:
         self.errors: list[CniError] = []
         self._silent: list[dict[str, Any]] = []
 
     def note(self, fault: CniError, store: Any) -> None:
-        """Note an error of the store that the reference `store` names."""
+        """Note an error of the store with the reference `store`."""
         self.errors.append(fault)
         if isinstance(store, dict) and isinstance(fault, Unreachable):
             self._silent.append(store)
