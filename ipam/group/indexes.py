@@ -26,10 +26,10 @@ MOST_ADDRESSES = 48  # of a group, claimed in one transaction; etcd allows 128 c
 
 
 class Group:
-    """The rails of a group, as one network of the group defines them: the needs of all rails, and the common indexes.
+    """A group of rails, as one network of the group defines it: the needs of all rails, and the indexes common to all.
 
     `index` is the number of the network's own rail, `own` has the needs of this rail, `needs` those of all rails.
-    `space` has the indexes that all rails can give, as a range that begins at 0.
+    `space` has the address indexes that all rails can give, as a range that begins at 0.
     """
 
     def __init__(self, name: str, rails: Sequence[Sequence[Need]], index: int) -> None:
@@ -50,11 +50,11 @@ class Group:
         return {**store_ref, "pools": self.pools()} if "pools" in store_ref else store_ref
 
     def of_own(self, values: list[int]) -> list[int]:
-        """The part of `values` for `own`; `values` has one for each of `needs`."""
+        """The part of `values` for the needs of the network's own rail; `values` has an address for each of `needs`."""
         return values[self._before : self._before + len(self.own)]
 
     def ask(self, index: int) -> None:
-        """Restrict the claim to this index."""
+        """Make the claim take this index: request its address for each need."""
         for need in self.needs:
             need.requested = need.rng.at(index)
 
@@ -69,21 +69,21 @@ class Group:
 
     @property
     def requested(self) -> int | None:
-        """The index that `ask` has set."""
+        """The index that `ask` has set; None if it was not called."""
         asked = self.needs[0].requested
         return None if asked is None else self.needs[0].rng.offset_of(asked)
 
     def values(self, index: int) -> list[int]:
-        """The address for each of `needs` at an index."""
+        """The addresses that `index` stands for, one for each of `needs`."""
         return [need.rng.at(index) for need in self.needs]
 
     def kept_index(self, place: Want) -> int | None:
-        """The index to keep for a lease of the address `place`, in any pool; None if some rail cannot give this index."""
+        """The index of the leased address `place`, in any pool; None if not all rails can give the index."""
         index = self.index_of(place.family, place.value)
         return index if index is not None and self.space.usable(index) else None
 
     def exhausted(self, free: int, waiting: str) -> Exhausted:
-        """The error when no index is free; `waiting` is a text about indexes in use without a lease."""
+        """The error when no index is free; `waiting` is a text on indexes with an address in use without a lease."""
         return Exhausted(
             f"rail group {self.name} is exhausted: each of its {self.space.size()} indexes is in use on one of its rails or"
             f" more{waiting}. Delete attachments or enlarge the ranges; `railcni ipam leases` shows who holds them",
@@ -92,7 +92,7 @@ class Group:
 
 
 def rail_of(network: dict[str, Any]) -> Rail:
-    """The key `rail` of the configuration `network`, which must have this key. Raises InvalidConfig for wrong values."""
+    """The key `rail` of the network configuration `network`, which must have it. Raises InvalidConfig for a fault."""
     faults: list[Fault] = []
     found = rails_key.read(network, faults)
     refuse(faults)
@@ -101,7 +101,7 @@ def rail_of(network: dict[str, Any]) -> Rail:
 
 
 def group_of(rail: Rail, config: IpamConfig) -> Group:
-    """The group of a network whose rails have the same index. Raises InvalidConfig with all faults of rail.ranges."""
+    """The rail group of a network (addressing same-index). Raises InvalidConfig with all faults of rail.ranges."""
     faults: list[Fault] = []
     rails = needs_of(rail, config, faults)
     refuse(faults)
@@ -109,10 +109,10 @@ def group_of(rail: Rail, config: IpamConfig) -> Group:
 
 
 def needs_of(rail: Rail, config: IpamConfig, faults: list[Fault]) -> list[list[Need]]:
-    """The needs of each rail of the group; faults of rail.ranges and of the group go to `faults`.
+    """The needs of each rail, by rail number. Faults of rail.ranges and of the group are added to `faults`.
 
-    The network's own rail gives no next hop of the network's routes. The next hops of other rails are not known here, so
-    rail.ranges must exclude them.
+    The ranges of the network's own rail do not give the next hops of its routes. The next hops of other rails are not
+    known here, so rail.ranges must exclude them.
     """
     next_hops = [parse_address(route.gw) for route in config.routes if route.gw]
     scope = config.network_name if config.overlap else None
@@ -126,7 +126,7 @@ def needs_of(rail: Rail, config: IpamConfig, faults: list[Fault]) -> list[list[N
 
 
 def _check(rail: Rail, config: IpamConfig, rails: Sequence[Sequence[Need]], faults: list[Fault]) -> None:
-    """Check the group as a whole, after a check of each range."""
+    """Check the group as a whole, and add its faults to `faults`. Each range was checked before."""
     if config.node_slice_size:
         wanted = "gives nodes parts of a range each, and rails with the same index need whole ones: leave it out"
         faults.append(Fault("ipam.node_slice_size", f"/{config.node_slice_size}", wanted))
@@ -170,7 +170,7 @@ def _common(ranges: Sequence[Range]) -> Range:
 
 
 def _blocked(rng: Range) -> list[tuple[int, int]]:
-    """The spans of indexes that `rng` does not give."""
+    """The spans of indexes (offsets from the start of the CIDR) that `rng` does not give."""
     size = rng.top - rng.network
     spans = [(low - rng.network, high - rng.network) for low, high in rng.blocked]
     first, last = rng.first - rng.network, rng.last - rng.network

@@ -55,18 +55,18 @@ Member: TypeAlias = "list[Any]"
 
 
 def attachment_of(group: str, container_id: str) -> Attachment:
-    """The attachment that owns a container's leases on all rails of `group`. It is no link: none can have its names."""
+    """The attachment with a container's leases on all rails of `group`. No link can have its network and ifname."""
     return Attachment(f"{GROUP}{group}", container_id, f"rails of {group}")
 
 
 def holder_of(request: Request) -> Attachment | None:
-    """The attachment that owns the leases of the group of `request` (`attachment_of`); None without a group."""
+    """The attachment that owns the leases of the rail group of `request` (`attachment_of`); None without a group."""
     name = rails_key.group_of(request.config)
     return attachment_of(name, request.attachment.container_id) if name else None
 
 
 def read(attachment: Attachment, records: Records) -> dict[str, Any] | None:
-    """The record of the group; None when it is missing or damaged."""
+    """The record of the rail group that `attachment` stands for; None when it is missing or damaged."""
     record = read_record(attachment, records)
     if record is None:
         return None
@@ -81,13 +81,13 @@ def is_sound(entry: Any) -> bool:
 
 
 def listed(record: dict[str, Any] | None) -> list[Member]:
-    """The undamaged members of a record; [] if the record is not of a group."""
+    """The well-formed members of a rail group's record; [] for any other record or None."""
     entries = (record or {}).get("members")
     return [entry for entry in entries if is_sound(entry)] if isinstance(entries, list) else []
 
 
 def of_links(group: str, container_id: str, records: Records) -> list[Member] | None:
-    """The container's rails of the group, from the records of railcni's link plugins; None when a record is unreadable.
+    """The container's rails in `group`, from the records of railcni's link plugins; None when a record is unreadable.
 
     [] does not mean that the container has no rail: other link plugins keep no such records, and records may be lost.
     """
@@ -110,12 +110,12 @@ def of_links(group: str, container_id: str, records: Records) -> list[Member] | 
 
 
 def users(owner: Attachment, record: dict[str, Any] | None) -> list[Attachment]:
-    """The attachments whose links use the addresses of `owner`: its group's rails, or `owner` itself if it is no group's."""
+    """The attachments whose links use the addresses of `owner`: the rails of a group, otherwise `owner` itself."""
     return [Attachment(entry[0], owner.container_id, entry[1]) for entry in listed(record)] or [owner]
 
 
 def others(record: dict[str, Any] | None, attachment: Attachment) -> list[Member]:
-    """The members of the group other than this attachment; [] after the release of all addresses has begun."""
+    """The members in a rail group's record other than `attachment`; [] after the release of all addresses has begun."""
     listed = record["members"] if record and not record["pending"] else []
     return [m for m in listed if (m[0], m[1]) != (attachment.network, attachment.ifname)]
 
@@ -129,7 +129,7 @@ def has(record: dict[str, Any] | None, attachment: Attachment) -> bool:
 
 def add(group: Group, config: IpamConfig, records: Records) -> tuple[dict[str, Any], list[int]]:
     """Lease addresses on all rails, unless the container has them. Returns the reference to the store and the addresses
-    of this rail. Raises InvalidConfig when the network does not fit the rails that are attached already."""
+    of this rail. Raises InvalidConfig when the network conflicts with the container's other rails."""
     store_ref, attachment, owner = group.ref_of(config), config.request.attachment, owner_of(config)
     shared = owner.attachment = attachment_of(group.name, attachment.container_id)
     _ask(group, config)
@@ -159,7 +159,7 @@ def add(group: Group, config: IpamConfig, records: Records) -> tuple[dict[str, A
 
 
 def _check(group: Group, record: dict[str, Any] | None, others: Sequence[Member]) -> None:
-    """Raise InvalidConfig when the container has this rail already, or rails of another group with the same name."""
+    """Raise InvalidConfig when the container has this rail, or rails of a group of this name with other ranges."""
     for network, ifname, index, _ in others:
         if index == group.index:
             raise InvalidConfig(
@@ -175,7 +175,7 @@ def _check(group: Group, record: dict[str, Any] | None, others: Sequence[Member]
 
 
 def narrowed(store_ref: dict[str, Any], group: Group) -> dict[str, Any]:
-    """`store_ref` with the pools of this rail alone."""
+    """`store_ref` with the pools of the network's own rail alone."""
     return {**store_ref, "pools": sorted({need.pool for need in group.own})} if "pools" in store_ref else store_ref
 
 
@@ -203,7 +203,8 @@ def _ask(group: Group, config: IpamConfig) -> None:
 def _held(
     group: Group, store_ref: dict[str, Any], owner: Owner, record: dict[str, Any], config: IpamConfig, log: Log
 ) -> list[int] | None:
-    """The addresses of all rails, from the record of a complete claim; None if this rail's leases are lost or outdated.
+    """The addresses of all rails, from the record of a complete claim; None if this rail's leases are lost or outdated,
+    or the record does not fit.
 
     Only this rail's pools are read: a complete claim was made in one step, so the leases of one rail stand for all.
     """
@@ -239,7 +240,7 @@ def _claim(
     joined: list[Member],
     records: Records,
 ) -> list[int]:
-    """Lease the addresses of all rails to the container, and record a complete claim. Returns the addresses."""
+    """Lease and return the container's addresses on all rails, and record that the claim is complete."""
     shared = owner.attachment
     fixed = bool(record and record.get("complete") is True and len(joined) > 1)
     if record and fixed:
@@ -286,9 +287,10 @@ def leave(
     cooldown: int,
     records: Records,
 ) -> dict[str, Any] | None:
-    """Remove the rail `attachment` from the members of `shared`. Returns the record to release if none is left.
+    """Remove the rail `attachment` from the record of its group `shared`. Returns the record if no rail is left, else
+    None.
 
-    `group`, the group of the configuration, is needed only without a `record`.
+    `group`, from the configuration, is needed only if `record` is None.
     """
     if record is None:
         links = of_links(shared.network.removeprefix(GROUP), shared.container_id, records)
@@ -316,7 +318,7 @@ def leave(
 def _release_own(
     shared: Attachment, group: Group, store_ref: dict[str, Any], seconds: float, records: Records, cooldown: int
 ) -> None:
-    """Free only the container's leases on this rail: nothing shows which other rails are attached."""
+    """Free only the container's leases on this network's rail, since no record shows which other rails are attached."""
     pools = {need.pool for need in group.own}
     try:
         restore = restorer(store_ref, records)
@@ -381,8 +383,8 @@ def differences(group: Group, config: IpamConfig, given: Mapping[tuple[int, int]
 
 
 def gc(collection: GcPass, groups: Sequence[tuple[Attachment, dict[str, Any]]]) -> None:
-    """Remove members on the network of `collection` that the runtime does not list; then free the leases of groups without
-    members. `groups` has the records of all groups."""
+    """From the records `groups` of all rail groups, remove the rails on the network of `collection` (the GC) that are
+    not in the runtime's list; then free the leases of groups without rails."""
     for shared, record in groups:
         mine = [Attachment(m[0], shared.container_id, m[1]) for m in listed(record) if m[0] == collection.network]
         pending = record.get("pending") is True
@@ -415,9 +417,10 @@ def _gc_one(shared: Attachment, collection: GcPass) -> None:
 
 
 def _is_gone(entry: Member, shared: Attachment, collection: GcPass) -> bool:
-    """Whether GC may remove the member `entry`: it is older than the GC, not in the runtime's list, and has no link.
+    """Whether GC may remove the rail `entry` of the group `shared`: it is older than the GC, not in the runtime's list,
+    and has no recorded link.
 
-    False while another operation holds the lock of the member's link.
+    False while another operation holds the lock of the rail's link.
     """
     attachment = Attachment(entry[0], shared.container_id, entry[1])
     is_listed = entry[0] != collection.network or attachment in collection.valid
