@@ -1,8 +1,8 @@
 """Requests to an API server: one connection for all requests of a call, credentials, and attempts.
 
-A reading request is repeated within its time after any fault that may pass. A changing request is repeated only when
-the server has surely not carried it out (status 429, or 503 with Retry-After). After a lost reply a changing request
-raises OutcomeUnknown, and the caller reads again.
+A reading request is repeated, within its time limit, after any fault that may pass. A changing request is repeated
+only when the server has surely not carried it out (status 429, or 503 with Retry-After). After a lost reply a changing
+request raises OutcomeUnknown, and the caller reads the object.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ _BRIEF_PAGE = 5000  # of a list of metadata
 class Api(http.Client):
     """A client of the API server that the kubeconfig at `path` names; "" means the service account of this pod.
 
-    `namespace`: where the objects are; "" means the namespace of the kubeconfig's context. A request takes at most
-    `seconds`; but once the server has answered, or done a TLS handshake, a reply may come until `deadline`. `observe`, if
-    set, is called after each request of this process with the verb, the resource, the seconds, and the exception or None.
+    `namespace`: that of the objects; "" means that of the kubeconfig's context. A request takes at most `seconds`; but
+    once the server has answered, or done a TLS handshake, a reply may come until `deadline`. `observe`, if set, is
+    called after each request of this process with the verb, the resource, the seconds it took, and the exception or
+    None.
     """
 
     observe: Callable[[str, str, float, BaseException | None], object] | None = None
@@ -73,7 +74,7 @@ class Api(http.Client):
         return self._object(body), len(body)
 
     def list_all(self, resource: str, labels: str = "", **choice: Any) -> list[dict[str, Any]]:
-        """All objects of `resource` in the namespace; the parameters are those of `pages`."""
+        """All objects of `resource`; the parameters are those of `pages`. If the list expires, it is read anew."""
         while True:
             try:
                 return [item for page in self.pages(resource, labels, **choice) for item in page]
@@ -93,9 +94,9 @@ class Api(http.Client):
     ) -> Iterator[list[dict[str, Any]]]:
         """Yield the objects of `resource` that match the selectors `labels` and `fields`, in pages of at most `size`.
 
-        `brief`: only the objects' metadata. `table`: rows of a Table, whose first cell is the name; objects, if the
+        `brief`: only the objects' metadata. `table`: rows of a Table, with the name in the first cell; objects, if the
         server makes no tables. `recent`: read from the server's cache, which may be a moment old. Raises Expired when
-        the reader is too slow.
+        the reader takes so long between two pages that the server drops the list.
         """
         usual = _BRIEF_PAGE if brief or table else _POOLS if resource == POOLS else _PAGE
         chosen = f"limit={size or usual}"
@@ -117,7 +118,7 @@ class Api(http.Client):
     def create(
         self, resource: str, document: dict[str, Any], namespace: str = "", brief: bool = False
     ) -> dict[str, Any]:
-        """Create an object; return it as the server has it. `brief`: return at least the metadata, in less time.
+        """Create an object; return it as the server has it. `brief`: return at least the metadata, which is faster.
 
         Raises Conflict if the name is in use, OutcomeUnknown after a lost reply.
         """
@@ -126,7 +127,7 @@ class Api(http.Client):
         return self._object(self._call("POST", resource, "", _UNWARNED, body, namespace, accept))
 
     def try_create(self, resource: str, document: dict[str, Any]) -> dict[str, Any]:
-        """As `create`, but as a dry run. Returns {} if the name is in use. Raises CniError after a refusal."""
+        """Like `create`, but a server-side dry run. Returns {} if the name is in use. Raises CniError if refused."""
         try:
             return self._object(self._call("POST", resource, "", "dryRun=All", codec.dumps(document).encode()))
         except Conflict:
@@ -149,22 +150,22 @@ class Api(http.Client):
                 raise right_missing(self, verb, resource, self.access.namespace)
 
     def patch(self, resource: str, name: str, operations: list[dict[str, Any]], namespace: str = "") -> dict[str, Any]:
-        """Apply a JSON patch; return the metadata or more. Raises NotFound, OutcomeUnknown; Conflict if a test failed."""
+        """Apply a JSON patch; return at least metadata. Raises NotFound, OutcomeUnknown; Conflict if a test fails."""
         return self._object(self._call("PATCH", resource, name, _UNWARNED, codec.dumps(operations).encode(), namespace))
 
     def delete(self, resource: str, name: str, uid: str, version: str = "", namespace: str = "") -> None:
-        """Delete the object. Raises NotFound, OutcomeUnknown, and Conflict if `uid` or a given `version` differs."""
+        """Delete the object. Raises NotFound, OutcomeUnknown, and Conflict if its uid or a given version differs."""
         preconditions = {"uid": uid} | ({"resourceVersion": version} if version else {})
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions}
         self._call("DELETE", resource, name, "", codec.dumps(options).encode(), namespace=namespace)
 
     @property
     def has_answered(self) -> bool:
-        """Whether the present connection has brought a reply."""
+        """Whether the server has replied on the present connection."""
         return self._connection is not None and self._connection.reused
 
     def connect(self) -> None:
-        """Connect if the server can be reached now; else the next request raises the failure."""
+        """Connect if the server can be reached now; otherwise leave the error to the next request."""
         try:
             self._connected(monotonic() + min(self.seconds, _CONNECT_SECONDS))
         except (http.Failed, Unreachable):

@@ -111,7 +111,7 @@ def refusal(
 def _forbidden(
     api: Api, is_status: bool, message: str, doing: str, verb: str, resource: str, namespace: str
 ) -> CniError:
-    """The error for a reply with status 403: for the right that is missing, or another cause that the server names."""
+    """The error for a reply with status 403: a missing right, or another cause that the server names."""
     if not is_status:
         return InvalidConfig(
             f"{api} answers 403 to {doing}: is `server` of {api.named()} an API server's URL?", message
@@ -131,7 +131,7 @@ def _forbidden(
 
 
 def right_missing(api: Api, verb: str, resource: str, namespace: str, message: str = "") -> Forbidden:
-    """The error for credentials without the right to `verb` a resource; `message` is the server's."""
+    """The error for credentials that lack the right to `verb` a resource; `message` is the server's text."""
     what, rights = f"{resource}.{group_of(resource)}".rstrip("."), RIGHTS.get(resource, "").split()
     if verb not in rights or namespace == EVERYWHERE:
         place = " in all namespaces" if namespace == EVERYWHERE and resource != "nodes" else ""
@@ -149,7 +149,7 @@ def right_missing(api: Api, verb: str, resource: str, namespace: str, message: s
 
 
 def _parts(body: bytes) -> tuple[bool, str, str, dict[str, Any]]:
-    """(whether the reply is a Status, its reason, message and details). Another reply's first bytes are the message."""
+    """(whether the reply is a Status, reason, message, details). The message of another reply is its first bytes."""
     try:
         said = codec.loads_reply(body)
         reason, message, details = (said.get(key) or "" for key in ("reason", "message", "details"))

@@ -55,7 +55,7 @@ class _Members:
         return path if not path or path.startswith("/") else f"{self._path.rpartition('/')[0]}/{path}"
 
     def pem(self, key: str) -> str | bytes:
-        """The PEM in `key`-data as bytes; without `key`-data, the path of the PEM file that `key` names, or ""."""
+        """The decoded PEM of `key`-data; without `key`-data, the path of the PEM file that `key` names, or ""."""
         data = self.text(f"{key}-data")
         if not data:
             return self.file(key)
@@ -113,13 +113,13 @@ class Access(http.ServerAddress):
         return str(self._helper.credential(deadline).get("token") or "")
 
     def renews(self) -> bool:
-        """Drop the `exec` helper's kept credential; return whether the next `token` may differ."""
+        """Drop the `exec` helper's kept credential; return whether the next call of `token` may give another token."""
         if self._helper:
             self._helper.kept = None
         return bool(self._token_file or self._helper)
 
     def kept_as(self) -> Any:
-        """The server and certificates, by which a connection is kept (Client.kept); None: keep no connection."""
+        """The key of a kept connection (Client.kept): server and certificates. None: keep no connection."""
         if self._helper:
             return None
         pems = [
@@ -162,7 +162,7 @@ class _Helper:
     """
 
     def __init__(self, path: str, described: Any) -> None:
-        """`path` is the kubeconfig's; a relative command starts at its directory; `described` is the value of `exec`."""
+        """`path` is the kubeconfig's; a relative command starts at its directory. `described`: the value of `exec`."""
         self._name = f"the exec helper of kubeconfig {path}"
         self.kept: dict[str, Any] | None = None  # the status of the last credential; None: run the program again
         described = described if isinstance(described, dict) else {}
@@ -184,7 +184,7 @@ class _Helper:
             self._environ[entry["name"].encode()] = entry["value"].encode()
 
     def credential(self, deadline: float) -> dict[str, Any]:
-        """The member `status` of the credential: with `token`, or `clientCertificateData` and `clientKeyData`, PEM."""
+        """The member `status` of the ExecCredential: `token`, or clientCertificateData and clientKeyData (PEM)."""
         if self.kept is None:
             output = self._output(deadline)
             try:
@@ -282,7 +282,7 @@ def in_cluster(environ: Mapping[bytes, bytes]) -> Access:
 
 
 def _named(path: str, document: dict[str, Any], listed: str, inner: str, name: Any, by: str) -> dict[str, Any]:
-    """The member `inner` of the entry `name` in the list `listed`. `by`, for errors, is the key whose value is `name`."""
+    """The member `inner` of the entry called `name` in the list `listed`; errors show `by`, the key that names it."""
     entries = document.get(listed)
     for entry in entries if isinstance(entries, list) else ():
         if isinstance(entry, dict) and entry.get("name") == name and name:
@@ -294,7 +294,7 @@ def _named(path: str, document: dict[str, Any], listed: str, inner: str, name: A
 
 
 def _path(pem: str | bytes, held: list[int]) -> str:
-    """Return `pem` if it is a path, else the path of a memory file with the PEM; `held` gets the file's descriptor."""
+    """Return `pem` if it is a path; for bytes, the path of a new memory file, whose descriptor is added to `held`."""
     if isinstance(pem, str):
         return pem
     fd = os.memfd_create("pem", os.MFD_CLOEXEC)

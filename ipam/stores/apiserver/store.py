@@ -17,7 +17,7 @@ Undo = list[Callable[[], object]]
 
 
 class ObjectStore(ServedStore):
-    """The store of `store_ref` (ipam.stores.ref_of); `seconds` are those of Client.
+    """The store with the reference `store_ref` (ipam.stores.ref_of); `seconds` are those of Client.
 
     `known` returns the leases in this node's records, at least those of the network. `warn` is called with each
     warning.
@@ -55,14 +55,14 @@ class ObjectStore(ServedStore):
             return value
 
     def _held(self, pool: str, scope: str | None, family: int) -> Collection[int]:
-        """The values of the addresses in a pool that cannot be claimed."""
+        """The integer values of the addresses in a pool that cannot be claimed."""
         raise NotImplementedError
 
     def _attempt(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease]) -> Claimed | Taken | Unknown:
-        """Make a claim of several requests by `_make`; return the answer for Store.claim.
+        """Make a claim that needs several requests, by `_make`; return the answer for Store.claim.
 
-        A failed claim is undone. Then Conflict is answered by Taken([]), and any other CniError is raised again. But
-        after OutcomeUnknown nothing is undone.
+        A failed claim is undone; then a Conflict gives the answer Taken([]), and any other CniError is raised again.
+        After OutcomeUnknown nothing is undone, and the answer is Unknown.
         """
         leases, undo = [Lease(want, owner) for want in wants], Undo()
         failure: Exception | None = None
@@ -85,14 +85,16 @@ class ObjectStore(ServedStore):
         return Taken([] if failure else self._obstacles(wants, instead_of) or failed)
 
     def _make(self, wants: Sequence[Want], leases: list[Lease], instead_of: Sequence[Lease], undo: Undo) -> list[Want]:
-        """Claim `leases`, one for each of `wants`, in place of `instead_of`; return the first obstacles, [] on success.
+        """Claim `leases`, one for each of `wants`, in place of `instead_of`. Returns addresses that prevent this, or
+        [].
 
-        `undo` gets the function that undoes each change, except where others have changed the object since.
+        For each change, `undo` gets a function that undoes the change unless others have changed the object since.
         """
         raise NotImplementedError
 
     def _obstacles(self, wants: Sequence[Want], instead_of: Sequence[Lease]) -> list[Want]:
-        """All obstacles (served.conflicts) to a failed claim that is undone; [] if `_make` has returned them."""
+        """All addresses that prevented a failed claim (served.conflicts), read after it was undone; [] if `_make` has
+        returned all of them."""
         raise NotImplementedError
 
 
