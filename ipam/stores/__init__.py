@@ -25,7 +25,8 @@ FILES = ("kubeconfig", "ca", "cert", "key")  # members of a reference that are p
 def ref_of(config: IpamConfig) -> dict[str, Any]:
     """The reference to the store of `config`, for `open_store`. A record keeps the reference without SECRETS.
 
-    If the network may not name this store, the member `borrowed` has the reason. Such a reference is only for `joined`.
+    If the network may not name this store, the member `borrowed` has the reason; then only `joined` accepts the
+    reference.
     """
     store_ref = _ref_of(config)
     return {**store_ref, "borrowed": config.borrowed} if config.borrowed else store_ref
@@ -77,10 +78,10 @@ def open_store(
     seconds: float = 0,
     warn: Callable[[str], object] = lambda text: None,
 ) -> Store:
-    """The store of `store_ref`, without opening a file or connection. FileStore explains `use` and `restore`.
+    """The store of `store_ref`. It opens no file or connection yet. FileStore explains `use` and `restore`.
 
-    `seconds` bound each request to a store that nodes share; 0 means SHARED_SECONDS. A store in a cluster takes
-    `restore` as its `known` (ObjectStore). `warn` is called with each warning for the administrator.
+    `seconds` bound each request to a store that nodes share; 0 means SHARED_SECONDS. For a store in an API server,
+    `restore` is the parameter `known` of ObjectStore. `warn` is called with each warning for the administrator.
     """
     kind, path = store_ref.get("kind"), store_ref.get("path")
     if store_ref.get("borrowed"):
@@ -122,12 +123,12 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def joined(recorded: dict[str, Any], store_ref: dict[str, Any] | None) -> dict[str, Any]:
-    """The reference by which to open the store of a record: `recorded`, completed by the configuration's `store_ref`.
+    """The reference with which to open the store that a record names: `recorded`, completed by the configured
+    `store_ref`.
 
     If the two mean different stores, the result is `recorded`. If they mean one store, the result is `store_ref` with
-    the pools of both. But if the network may not name that store (`borrowed`), the result is `recorded`. If in that
-    case both name the same etcd user, the result also has the password of `store_ref`, and only the endpoints that
-    both name.
+    the pools of both. But for a store that the network may not name (member `borrowed`), the result is `recorded`; if
+    both name the same etcd user, it then has the password of `store_ref`, and only the endpoints that both name.
     """
     if not store_ref or not same(recorded, store_ref):
         return recorded
@@ -143,7 +144,7 @@ def joined(recorded: dict[str, Any], store_ref: dict[str, Any] | None) -> dict[s
 
 
 def reached(recorded: dict[str, Any], config: IpamConfig) -> dict[str, Any]:
-    """The reference in a record, completed by that of `config`, such as with a password, if both mean the same store."""
+    """The reference `recorded`, completed by that of `config`, such as with a password, if both mean one store."""
     if not is_shared(recorded) or config.datastore != recorded.get("kind"):
         return recorded
     return joined(recorded, ref_of(config))
@@ -155,7 +156,7 @@ def is_shared(store_ref: dict[str, Any]) -> bool:
 
 
 def endpoint(text: str, tls: bool) -> ServerAddress:
-    """The endpoint of etcd in `text` (ipam.stores.etcd.client)."""
+    """The etcd endpoint in `text`, [scheme://]host[:port]. Without a scheme, `tls` tells whether to use TLS."""
     from ipam.stores.etcd import client  # other stores have no endpoints
 
     return client.endpoint(text, tls)

@@ -76,7 +76,8 @@ class Pauses:
         self._longest = longest
 
     def wait(self, more: float = 0.0) -> bool:
-        """Pause, `more` seconds longer, and return True. Return False at once if no time is left for an attempt."""
+        """Make the next pause, `more` seconds longer, and return True. Return False at once if no time would be left
+        for another attempt."""
         now = time.monotonic()
         left = self._deadline - now
         if self._pause:
@@ -97,10 +98,10 @@ class Pauses:
 class Survey:
     """The readings of a store that an ADD needs before it chooses an address.
 
-    `own`: the leases of the attachment. `pods`: the leases of the pod's namespace, name and ifname, with any uid. Leases
-    in no record of this node may be missing, since the runtime makes a pod's new sandbox on the same node. `former`: the
-    former addresses of the pod's ifname as (family, value), if the pod `returns` (ipam.leases). `near_full`: the first
-    window is so full that a search should begin elsewhere.
+    `own`: the leases of the attachment. `pods`: the leases of the pod's namespace, name and ifname, with any uid. A
+    lease without a record on this node may be missing in `pods`, since a pod's new sandbox is on the same node.
+    `former`: the former addresses of the pod's ifname as (family, value), if a new pod may have its name
+    (ipam.leases.returns). `near_full`: the first window is so full that a search should begin elsewhere.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class Survey:
 
 
 class Claimed:
-    """Answer of `claim`: the store has these leases now."""
+    """Answer of `claim`: the store now has these `leases`."""
 
     def __init__(self, leases: list[Lease]) -> None:
         self.leases = leases
@@ -122,8 +123,8 @@ class Claimed:
 class Taken:
     """Answer of `claim`: nothing was changed.
 
-    `wants` are the addresses that prevented the claim (see `served.conflicts`). If empty, others changed the store
-    at the same time: the same claim may succeed next time.
+    `wants` are the addresses that prevented the claim (see `served.conflicts`). If there are none, others changed the
+    store at the same time: the same claim may succeed next time.
     """
 
     def __init__(self, wants: list[Want]) -> None:
@@ -131,18 +132,19 @@ class Taken:
 
 
 class Unknown:
-    """Answer of `claim`: the outcome is unknown until the `find` of a new session shows it. `reason` is the error."""
+    """Answer of `claim`: the outcome is unknown until `find`, in a new session, shows it. `reason` is the error."""
 
     def __init__(self, reason: CniError) -> None:
         self.reason = reason
 
 
 class Store:
-    """A store of leases. Any method may raise a CniError that names the store; only `release` may then leave changes.
+    """A store of leases. Any method may raise a CniError that names the store; only `release` may then have made
+    changes.
 
     Each method begins a session of its own unless the caller is in a session. While there is room, a store remembers
-    the last address of a pod that `returns`: the pod gets the address again if it is free (`survey`). The store also
-    remembers the former pod of a freed address: no other pod gets the address for `cooldown` seconds (`cooling`).
+    the last address of a pod that may return under its name (ipam.leases.returns): the pod gets it again if it is free.
+    The store also remembers the former pod of a freed address: no other pod gets the address for `cooldown` seconds.
 
     `is_claimed_here(want)`: whether another call of this node is about to claim the address. If none is, the function
     notes that this call is. So simultaneous calls of one node choose different addresses.
@@ -161,7 +163,7 @@ class Store:
         self._depth = 0
 
     def record(self) -> dict[str, Any]:
-        """The reference to this store in a record: JSON with the member `kind`."""
+        """The reference to this store that a record keeps: a JSON object with the member `kind`."""
         raise NotImplementedError
 
     def session(self) -> Store:
@@ -190,24 +192,24 @@ class Store:
         """End the outermost session, also after `_begin` has failed."""
 
     def take_locks(self) -> None:
-        """Take now the locks that serialize this node's sessions. Otherwise the session's first reading takes them."""
+        """Take the locks that serialize this node's sessions now, instead of at the first reading of the session."""
 
     def settle(self, attachment: Attachment, sequence: int) -> None:
-        """Make each claim of `attachment` with this or a lower sequence fail, even if its request is still in transit."""
+        """Make each claim of `attachment` with this or a lower `sequence` fail, even if its request is in transit."""
 
     def ready(self, wants: Sequence[Want] = ()) -> None:
-        """Raise CniError if the store could not write new leases for `wants`; change nothing."""
+        """Raise CniError if the store could not write new leases for `wants`. The store is not changed."""
 
     def find(self, attachment: Attachment) -> list[Lease]:
         """The leases of an attachment, sorted by pool and address."""
         raise NotImplementedError
 
     def cooling(self, pool: str, scope: str | None, family: int, low: int, high: int, owner: Owner) -> Collection[int]:
-        """The addresses in low..high that are in their cooldown, except addresses that the pod of `owner` freed."""
+        """The values in low..high of addresses in their cooldown, except those that the pod of `owner` freed."""
         raise NotImplementedError
 
     def survey(self, owner: Owner, windows: Sequence[Window], new: bool) -> Survey:
-        """The readings with which an ADD begins, in few requests. `windows` are probable next arguments of `occupied`.
+        """The first readings of an ADD, in few requests. `windows` are those that `occupied` will probably read next.
 
         `new`: the attachment has never had a lease. Then readings may be a moment old, since a claim finds later
         changes.
@@ -225,11 +227,11 @@ class Store:
         raise NotImplementedError
 
     def occupied(self, pool: str, scope: str | None, family: int, low: int, high: int) -> int:
-        """The bitset of the addresses in low..high, one window, that cannot be claimed: bit i stands for low + i."""
+        """The bitset of the addresses in low..high (within one window) that cannot be claimed: bit i is for low + i."""
         raise NotImplementedError
 
     def next_open(self, pool: str, scope: str | None, family: int, value: int, high: int) -> int:
-        """An address in value..high + 1. No address from `value` up to, but not including, the result can be claimed."""
+        """An address in value..high + 1. No address from `value` up to, but excluding, the result can be claimed."""
         raise NotImplementedError
 
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:
@@ -241,16 +243,16 @@ class Store:
         raise NotImplementedError
 
     def release(self, leases: Sequence[Lease]) -> int:
-        """Free each of `leases` that is unchanged in the store; return how many. An error may leave some freed."""
+        """Free each of `leases` that is unchanged in the store; return how many. Before an error some may be freed."""
         raise NotImplementedError
 
     def forget(self) -> None:
-        """Remove outdated memories of freed addresses. A store that does so at each change does nothing here."""
+        """Remove outdated notes on freed addresses and their pods, unless the store does so at each change."""
 
     def leases(self, pool: str | None = None, node: str = "") -> Iterator[Lease]:
         """Yield the leases of a pool, or of all pools, in any order; with `node` only that node's leases.
 
-        They are read page by page. For each object of an API server that cannot be read, `unread` gets the fault.
+        Leases are read page by page. `unread` gets a text for each object of an API server that cannot be read.
         """
         for name in [found.name for found in self.pools()] if pool is None else [pool]:
             page = self._page(name, None, node)
@@ -259,7 +261,7 @@ class Store:
                 page = self._page(name, page[-1], node)
 
     def _page(self, pool: str, after: Lease | None, node: str) -> list[Lease]:
-        """Up to `page` leases of a pool after `after`, sorted by address; with `node` only that node's leases."""
+        """Up to `page` leases of a pool that follow `after`, sorted by address; with `node` only that node's leases."""
         raise NotImplementedError
 
     def pools(self) -> list[Pool]:

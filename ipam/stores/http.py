@@ -49,7 +49,7 @@ class ConnectionLost(OSError):
 
 
 class Refused(OSError):
-    """No host and port that `dial` has tried accepts a connection; `reasons` has a text for each."""
+    """None of the hosts and ports that `dial` tried accepts a connection; `reasons` has a text for each."""
 
     def __init__(self, reasons: list[str]) -> None:
         super().__init__(errno.ECONNREFUSED, "; ".join(reasons))
@@ -89,7 +89,7 @@ def tls_context(authority: str, certificate: str, key: str) -> Any:
 
 
 class _Replies:
-    """The reader of replies, in place of a socket's file. It has the methods that HTTPResponse calls.
+    """A reader of replies in place of a socket's file, with the methods that HTTPResponse calls.
 
     Raises ConnectionResetError when the connection closes within a line or a body of known size.
     """
@@ -127,7 +127,7 @@ class _Replies:
         """Do nothing: `http.client` closes its file after each reply, but this reader also serves later replies."""
 
     def _receive(self, may_end: bool = False) -> bool:
-        """Wait for more bytes; return False if the connection has closed, as it may only if it `may_end`."""
+        """Wait for bytes. When the connection closes, return False if `may_end`, else raise ConnectionResetError."""
         _wait(self._socket, self._deadline)
         data = self._socket.recv(_AT_ONCE)
         if not data and not may_end:
@@ -145,7 +145,7 @@ class _Replies:
 
 
 class Connection:
-    """An HTTP connection to `host` through the socket `connected` of `dial`; with TLS unless `context` is None."""
+    """An HTTP connection to `host` through `connected`, a socket from `dial`; with TLS unless `context` is None."""
 
     def __init__(self, connected: socket.socket, host: str, context: Any, deadline: float) -> None:
         """Do the TLS handshake by `deadline`. Raises Untrusted or OSError when it fails, and closes the socket."""
@@ -211,7 +211,7 @@ class Connection:
         return reply.status, data
 
     def lost(self, fault: OSError) -> ConnectionLost:
-        """Close the connection after `fault`; return the error to raise. Raises Untrusted itself."""
+        """Close the connection after `fault`; return the error to raise. Raises Untrusted if TLS was rejected."""
         self.close()
         _refuse_untrusted(fault)
         why = _why(fault)
@@ -266,8 +266,8 @@ class ServerAddress:
 
 
 class Failed(Exception):
-    """A failed attempt, which may be repeated. `failure` is the error if no attempt succeeds. `sent`: the server may
-    have served the request."""
+    """A failed attempt, which may be repeated. `failure` is the error to raise if no attempt succeeds. `sent`: the
+    server may have served the request."""
 
     def __init__(self, failure: CniError, sent: bool = False) -> None:
         self.failure = failure
@@ -294,11 +294,11 @@ class Client:
 
     @property
     def within(self) -> str:
-        """The time for which a connection was tried, for a message; "" if the client `hurries`."""
+        """The text " within N s" with the limit for a connection, for a message; "" if the client `hurries`."""
         return "" if self.hurries else f" within {self.seconds:g} s"
 
     def unreachable(self, reasons: Sequence[tuple[ServerAddress, str]]) -> CniError:
-        """The error when no connection can be made, with the reason for each endpoint."""
+        """The error when no connection can be made; `reasons` has a text for each endpoint."""
         raise NotImplementedError
 
     def untrusted(self, fault: Untrusted) -> CniError:
@@ -326,8 +326,8 @@ class Client:
     def kept(self, key: Callable[[], Any]) -> Connection | None:
         """The open connection, or a usable one that an earlier call of this process has kept; None if there is none.
 
-        `key()` returns the address and the contents of all certificates, by which a connection is kept. If it returns
-        None, or raises OSError or ValueError, none is kept. After an error a new connection fails with the same error.
+        `key()` returns the key of a kept connection: the server's address and all certificates. If it returns None, or
+        raises OSError or ValueError, none is kept; a new connection then fails with the same error.
         """
         if self._connection is None or self._connection.closed:
             self._connection = None
@@ -347,9 +347,10 @@ class Client:
     def connect_to(
         self, endpoints: Sequence[ServerAddress], context: Callable[[ServerAddress], Any], deadline: float
     ) -> Connection:
-        """A new connection to one of `endpoints`: the endpoint after the last failed endpoint is tried first.
+        """A new connection to one of `endpoints`, tried in turn from the one after the last that failed.
 
-        `context` returns the SSLContext for an endpoint. Raises `untrusted`, or Failed; `unreachable` if it `hurries`.
+        `context` returns the SSLContext of an endpoint. Raises the error of `untrusted`, or Failed; if the client
+        `hurries`, the error of `unreachable` instead of Failed.
         """
         turned = [*endpoints[self._at :], *endpoints[: self._at]]
         try:
@@ -381,8 +382,9 @@ class Client:
 def dial(places: Sequence[tuple[str, int]], seconds: float) -> tuple[int, socket.socket]:
     """Connect to the first of `places`, each (host, port), that accepts; return (index of the place, socket).
 
-    The first round tries each place for at most 0.25 s, so a dead machine delays the next place no longer. The second
-    round tries the places again that did not answer. Raises Refused after `seconds`, or when all places have refused.
+    The first round tries each place for at most 0.25 s, so that a dead machine does not delay the next place longer.
+    The second round tries again the places that did not answer. Raises Refused after `seconds`, or when all places have
+    refused.
     """
     deadline = monotonic() + seconds
     reasons = ["did not answer"] * len(places)

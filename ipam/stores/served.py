@@ -39,12 +39,12 @@ def conflicts(
     is_there: Callable[[Lease], bool],
     is_held: Callable[[Want, Sequence[Lease]], bool],
 ) -> list[Want]:
-    """The obstacles to a claim of `wants` in place of the leases `instead_of`.
+    """The obstacles to a claim of `wants` that replaces the leases `instead_of`; [] if nothing prevents the claim.
 
-    Obstacles are: a lease of `instead_of` that is gone or repeated; a want that excludes an earlier want; a want whose
-    address has another lease.
+    Obstacles are: a lease in `instead_of` that is gone or is there twice; a want that excludes an earlier want (the
+    same address in the same pool or scope); a want whose address has a lease outside `instead_of`.
 
-    `is_there(lease)`: whether the lease still exists. `is_held(want, given)`: whether a lease other than `given`
+    `is_there(lease)`: whether the lease still exists. `is_held(want, given)`: whether a lease that is not in `given`
     holds the address.
     """
     given: list[Lease] = []
