@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests import etcd
-from tests.bench import limits, report, users
+from tests.bench import functions, limits, report, users
 from tests.bench.apiserver import Server
 from tests.bench.calls import adopt_orphans, script_of
 from tests.bench.etcd import Etcd
@@ -124,6 +124,7 @@ class Parts:
         with bench_node(BUILD, self._sides) as node:
             facts = machine()
             Run(self._results, self._sides, list(node.pods.values()), self._rounds, self._progress).everything()
+        facts |= functions.of_add()[0]
         if len(self._sides) == 1 or self._sides[1].name != GO:
             facts["no columns for Go"] = f"{GO_PLUGINS} has not its plugins (Debian: containernetworking-plugins)"
         return facts

@@ -91,6 +91,9 @@ def _restore_state(former: dict[str, Any], link: Link, host: Rtnl, log: Log) -> 
         lasting, passing = Restoration(former, link, host).run()
     except KernelError as fault:  # the device has left the host again
         lasting, passing = [f"all of it: {fault}"], []
+    saved = former.get("kernel")
+    if saved and "sysctls" not in saved:
+        lasting.append("its sysctls, which a build before this version has recorded in another form")
     if lasting:
         log.warning(
             f'device "{former["name"]}" is on the host again, but without this part of its state: {_said(lasting)}'
