@@ -1,21 +1,22 @@
 """The store `addresslease`: one Kubernetes object for each address. The API server keeps the names of objects unique.
 
-A claim creates the object, a release deletes it with uid and resourceVersion as preconditions, and a takeover patches it
-with a test of the resourceVersion. Leases share no object, so the store needs no lock.
+A claim creates the object. A release deletes it with uid and resourceVersion as preconditions, and a takeover patches
+it with a test of the resourceVersion. Leases share no object, so the store needs no lock.
 
 A list with any selector costs the server some microseconds for each object of the namespace. So an ADD or a DEL lists
 as little as possible. An ADD reads the leases of a pod's former sandbox from this node's records. A search lists the
-names in the pool's first block of 256 addresses, unless the block's last address is held. In that case the search tries
-one address at each of two other places of the pool, chosen by node and attachment (ipam.search), without a list. If
-another claim wins an address of the first block, the search tries one more address there, then the two places. Then it
-lists blocks at further places, and at last the whole pool. Only a consistent list shows that a pool is exhausted.
+names in the pool's first block of 256 addresses. If the last address of this block is leased, the search makes no list,
+but tries one address at each of two other positions in the pool, which depend on node and attachment (ipam.search). If
+another claim takes the found address of the first block, the search tries one more address in the block, then the two
+positions. Then it lists blocks at more positions, and at last the whole pool. Only a consistent list shows that a pool
+is exhausted.
 
 The object of a freed address stays until the end of its cooldown; the next claim takes it over. A separate object,
 named by the pod, remembers the former addresses of a StatefulSet's pod.
 
 For a consistent list, an API server before 1.31, or with an etcd before 3.5, reads all objects of the namespace from
-etcd: seconds for 20,000 objects. So the first ADD of an attachment reads the server's cache. If the cache was too old,
-the ADD's create or patch fails, and the ADD then reads consistently.
+etcd, which takes seconds for 20,000 objects. So the first ADD of an attachment reads the server's cache. If the cache
+was too old, the ADD's create or patch fails, and the ADD then reads consistently.
 """
 
 from __future__ import annotations
@@ -61,11 +62,11 @@ class AddressLeaseStore(ObjectStore):
         self._surveyed: Survey | None = None  # the last survey for a new attachment
 
     def _begin(self) -> None:
-        """Forget the readings of the last session; no lock is taken."""
+        """Forget what the last session has read. This store has no lock to take."""
         self._lists.clear()
 
     def ready(self, wants: Sequence[Want] = ()) -> None:
-        """Check namespace, rights and CRD by a dry run, and that no other namespace has the IPPool of a want."""
+        """Raise CniError if namespace, rights or CRD prevent a claim, or another namespace has an IPPool of `wants`."""
         sent = objects.memory(
             Lease(Want("railcni-status", 4, 0xC0000201, ""), Owner(_NOBODY, ("status", "status-0", ""))), 1
         )
@@ -82,7 +83,10 @@ class AddressLeaseStore(ObjectStore):
                 refuse_elsewhere(self.api, want.pool)
 
     def find(self, attachment: Attachment) -> list[Lease]:
-        """As Store.find. If every recorded lease exists, no others are searched for: a claim makes all or none."""
+        """As Store.find. If this node's records have leases of the attachment, and all still exist, there is no search.
+
+        Then there are no other leases, since a claim makes all of its leases or none.
+        """
         with self.session():
             recorded = [lease for lease in self._known() if lease.attachment == attachment]
             found = self._standing(recorded)
@@ -92,7 +96,7 @@ class AddressLeaseStore(ObjectStore):
             return by_place(found)
 
     def survey(self, owner: Owner, windows: Sequence[Window], new: bool) -> Survey:
-        """As Store.survey. A pool counts as near full while the last address of its first block is held."""
+        """As Store.survey. `near_full`: the last address of the pool's first block (256 addresses) has an object."""
         with self.session():
             if new and self._surveyed:
                 self._recent = False  # another claim was first: the cache may be stale
@@ -109,10 +113,11 @@ class AddressLeaseStore(ObjectStore):
             return self._surveyed
 
     def _checked(self, own: Sequence[Lease]) -> list[Lease]:
-        """Complete the checks of a claim of `own`, which a killed ADD or an unknown outcome may have left out.
+        """Release duplicates of `own`, the leases of one attachment; return the leases of `own` that are left.
 
-        An object with the other kind of name may hold the same address (`twin`). If this attachment has the object,
-        release it; if another attachment has it, release the lease of `own`. Return the leases of `own` that are left.
+        A second object, with the other kind of name, may hold the same address (`twin`), if an ADD was killed or the
+        outcome of its claim was unknown. If the attachment of `own` has the second object, release that object; if
+        another attachment has it, release the lease of `own`.
         """
         kept: dict[tuple[str, int, int], Lease] = {}
         mixed = {pool: self._is_mixed(lease) for pool, lease in {lease.pool: lease for lease in own}.items()}
@@ -132,7 +137,7 @@ class AddressLeaseStore(ObjectStore):
         return list(kept.values())
 
     def _standing(self, recorded: Sequence[Lease]) -> list[Lease]:
-        """The leases in the store at the addresses of `recorded` that still belong to the same attachments."""
+        """The store's leases at the addresses of `recorded`, except those that belong to another attachment now."""
         read = [(lease, self.entry(lease)) for lease in recorded]
         return [e.lease for lease, e in read if e and e.held and e.lease.attachment == lease.attachment]
 
@@ -166,7 +171,7 @@ class AddressLeaseStore(ObjectStore):
             return sum(1 << value - low for value in values if low <= value <= high)
 
     def _in_block(self, pool: str, scope: str | None, family: int, low: int) -> set[int]:
-        """The values of the addresses in the block of `low` that cannot be claimed."""
+        """The addresses, as integers, that cannot be claimed in the block (256 addresses) with the address `low`."""
         labels = {objects.BLOCK: objects.block_label(family, low)}
         if scope is None:
             return _values(family, self._listed(labels | {objects.POOL: objects.label(pool)}))
@@ -184,12 +189,12 @@ class AddressLeaseStore(ObjectStore):
         return self._once(("whole", pool, scope, family), read)
 
     def _listed(self, labels: dict[str, str]) -> list[str]:
-        """The names of the objects with `labels` that hold an address."""
+        """The names of the objects that hold an address and have all of `labels`."""
         held = labels | {objects.STATE: objects.HELD}
         return self._once(("names", *labels.items()), lambda: self._objects.names(held, self._recent))
 
     def leases(self, pool: str | None = None, node: str = "", recent: bool = False) -> Iterator[Lease]:
-        """As Store.leases. `recent`: from the server's cache, perhaps a moment old."""
+        """As Store.leases. `recent`: read from the API server's cache, which may be a moment old."""
         labels = {objects.STATE: objects.HELD} | ({objects.NODE: objects.label(node)} if node else {})
         labels |= {} if pool is None else {objects.POOL: objects.label(pool)}
         for entry in self._objects.each(labels, recent, self.unread):
@@ -197,7 +202,7 @@ class AddressLeaseStore(ObjectStore):
                 yield entry.lease
 
     def _chosen(self, labels: dict[str, str]) -> list[Entry]:
-        """The objects with `labels`, read once in a session."""
+        """The objects with all of `labels`, read once in a session."""
         return self._once(("chosen", *labels.items()), lambda: self._objects.chosen(labels, self._recent))
 
     def _once(self, key: tuple[Any, ...], read: Callable[[], T]) -> T:
@@ -208,7 +213,7 @@ class AddressLeaseStore(ObjectStore):
         return found
 
     def entry(self, lease: Lease) -> Entry | None:
-        """The object of the address of `lease`; None if there is none."""
+        """The object of the address of `lease`, even if it holds another lease; None if there is no object."""
         return self._objects.get(objects.name_of(lease))
 
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:
@@ -229,7 +234,7 @@ class AddressLeaseStore(ObjectStore):
     def _make(self, wants: Sequence[Want], leases: list[Lease], instead_of: Sequence[Lease], undo: Undo) -> list[Want]:
         """As ObjectStore._make: make an object for each lease, then free `instead_of`.
 
-        After a kill, a retry completes the claim, or DEL removes it, since each object names the attachment.
+        If the process is killed, a retry completes the claim or DEL removes it, since each object names its attachment.
         """
         given = {old.key(): entry for old in instead_of if (entry := self.entry(old)) and entry.is_of(old)}
         if failed := conflicts(instead_of, wants, lambda old: old.key() in given, lambda want, freed: False):
@@ -250,7 +255,10 @@ class AddressLeaseStore(ObjectStore):
         return []
 
     def _object_of(self, lease: Lease, given: dict[str, Entry], undo: Undo) -> Entry | None:
-        """Create or take over the object for `lease`; None when another lease has the address. Raises Conflict."""
+        """Create or take over the object for `lease`; None when another lease has the address. Raises Conflict.
+
+        `given` has the objects of the leases to replace, by name. `undo` gets the function that undoes the change.
+        """
         document = objects.document(lease)
 
         def take(entry: Entry) -> tuple[Entry, Entry]:
@@ -297,7 +305,7 @@ class AddressLeaseStore(ObjectStore):
         return len(freed)
 
     def _remember(self, leases: Sequence[Lease]) -> None:
-        """Store the addresses of the pods of `leases` as former addresses. Ignore failures: the release is done."""
+        """Remember each address of `leases` for its pod. Ignore failures, since the release has already succeeded."""
         memories: dict[str, dict[str, Any]] = {}
         for lease in leases:
             document = objects.memory(lease, time.time_ns())
@@ -313,7 +321,7 @@ class AddressLeaseStore(ObjectStore):
                 pass
 
     def abandon(self, lease: Lease) -> None:
-        """Mark the object of `lease` as left by a lost node, so that the admission policy lets other nodes free it."""
+        """Label the object of `lease`, whose node is gone, so that the admission policy lets other nodes free it."""
 
         def mark(entry: Entry) -> Entry:
             labels = {**entry.labels, objects.ABANDONED: "true"}
@@ -337,7 +345,11 @@ class AddressLeaseStore(ObjectStore):
             self._lists.clear()
 
     def forget(self) -> None:
-        """Remove ended cooldowns, objects kept against late creates, and the oldest former addresses of pods."""
+        """Delete objects that the store no longer needs.
+
+        These are objects with an ended cooldown, objects against late creates that can no longer arrive, and the oldest
+        objects that remember former addresses of pods.
+        """
         now = time.time_ns()
         try:
             found = self._objects.chosen({objects.STATE: objects.FORMER}, recent=True)
@@ -355,12 +367,12 @@ class AddressLeaseStore(ObjectStore):
 
 
 def _values(family: int, names: Sequence[str]) -> set[int]:
-    """The values of the addresses of `family` in the objects' `names`."""
+    """The addresses of `family`, as integers, in `names`, the names of AddressLeases."""
     return {value for of, value in _readable(objects.address_of, names) if of == family}
 
 
 def _readable(read: Callable[[str], tuple[int, int]], texts: Iterable[str]) -> list[tuple[int, int]]:
-    """The addresses, (family, value), that `read` finds in `texts`. Texts without an address are skipped."""
+    """The address (family, value) that `read` returns for each of `texts`. Skip a text if `read` raises ValueError."""
     found = []
     for text in texts:
         try:

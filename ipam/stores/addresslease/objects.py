@@ -49,7 +49,7 @@ def name_of(place: Want) -> str:
 
 
 def twin_name(want: Want) -> str:
-    """The other name for an object of the address of `want`: with the pool instead of the scope, or vice versa."""
+    """The other possible name of the object for `want`: with the pool instead of the scope, or vice versa."""
     other = None
     if want.scope is None:
         try:
@@ -130,7 +130,7 @@ def document(lease: Lease, state: str = HELD) -> dict[str, Any]:
 
 
 def memory(lease: Lease, now_ns: int) -> dict[str, Any]:
-    """The object that remembers the address of the pod of `lease`, as JSON."""
+    """The object, as JSON, that remembers the address of `lease` for its pod."""
     found = document(lease, FORMER)
     found["metadata"] = {
         "name": memory_name(lease.pod, lease.ifname),
@@ -146,7 +146,7 @@ class Entry:
     __slots__ = ("labels", "lease", "name", "spec", "state", "uid", "until", "version")
 
     def __init__(self, read: dict[str, Any]) -> None:
-        """Take address and space from the name, which is immutable. Raises ValueError for a name without an address."""
+        """Read address, and scope or pool, from the immutable name. Raises ValueError for a name without an address."""
         metadata = read.get("metadata") or {}
         self.name: str = metadata.get("name") or ""
         self.uid: str = metadata.get("uid") or ""
@@ -184,7 +184,7 @@ class Entry:
         return self.held and self.lease.key() == lease.key()
 
     def cools(self, now: float) -> bool:
-        """Whether the cooldown lasts at `now`. A cooldown longer than COOLDOWN is ignored: a wrong clock wrote it."""
+        """Whether the cooldown lasts at `now` (s since 1970). An end after `now` + COOLDOWN is due to a wrong clock."""
         return self.state == COOLING and 0 < self.until - now <= COOLDOWN + 1
 
     def is_fenced(self, now_ns: int) -> bool:
@@ -193,7 +193,7 @@ class Entry:
         return mark.isascii() and mark.isdigit() and now_ns - int(mark) < LATE_SECONDS * 1_000_000_000
 
     def freed(self, now_ns: int, cooldown: int) -> dict[str, Any]:
-        """The object after a release: in cooldown for `cooldown` seconds; with 0 the object only makes late creates fail."""
+        """Labels and spec after a release. If `cooldown` (seconds) is 0, the object only makes late creates fail."""
         until = now_ns // 1_000_000_000 + cooldown + 1 if cooldown else 0  # the current second does not count
         state = COOLING if cooldown else FORMER
         spec = {**self.spec, "sequence": now_ns, "state": state}

@@ -5,10 +5,10 @@ uid and resourceVersion. So a late change or deletion fails, since the object ha
 
 An object's name makes an address unique in its scope; if the lease has no scope, in its pool. A range is in one store
 only: the first claim of a pool creates a closed IPPool, whose spec.range no program can use, and each claim reads this
-IPPool after it has created its objects. So if a claim in IPPools or a migration runs at the same time, at least one of
-the two sees the other. An annotation of the IPPool tells which kinds of names the pool's objects have: with a scope,
-with a pool, or both. If both, a claim also looks for a lease under the other kind of name, in a state not older than
-the resourceVersion of the claim's own object (Kubernetes API Concepts, "Resource versions").
+IPPool after it has created its objects. So if a claim of AddressLeases runs at the same time as a claim in IPPools or a
+migration, at least one of the two sees the other. An annotation of the IPPool tells which kinds of names the pool's
+objects have: with a scope, with a pool, or both. If both, a claim also looks for a lease under the other kind of name,
+in a state not older than the resourceVersion of the claim's own object (Kubernetes API Concepts, "Resource versions").
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Objects:
         return bool(self.change(entry, lease, free))
 
     def change(self, entry: Entry | None, lease: Lease, make: Callable[[Entry], T]) -> T | None:
-        """Call `make(entry)`, and again after each change by others; return its result, or None when the object no
+        """Return `make(entry)`; after a Conflict read the object and call `make` again. Return None when the object no
         longer holds `lease`. Raises OutcomeUnknown when others keep changing the object."""
         attempts = Pauses(min(time.monotonic() + self.api.seconds, self.api.deadline))
         while entry and entry.is_of(lease):
@@ -157,9 +157,10 @@ class Objects:
         return None
 
     def is_mixed(self, place: Want) -> bool:
-        """Whether a pool's objects may have both kinds of names, by the annotation of its closed IPPool, which is updated.
+        """Whether the objects of the pool of `place` may have both kinds of names: with a scope, and with a pool.
 
-        Raises InvalidConfig when the leases of the pool are in IPPools.
+        The annotation of the pool's closed IPPool tells this; add the kind of `place` to the annotation first. Raises
+        InvalidConfig when the leases of the pool are in IPPools.
         """
         api, name = self.api, place.pool
         own = "pool" if place.scope is None else "net"
@@ -191,9 +192,10 @@ class Objects:
         return True
 
     def closed_pool(self, place: Want) -> dict[str, Any] | None:
-        """The closed IPPool of the pool of `place`; {} when there is no such IPPool yet, None when there cannot be one.
+        """The closed IPPool of the pool of `place`; {} when the pool has no IPPool yet.
 
-        Raises InvalidConfig when the IPPool is open: the leases of the pool are then in IPPools, not in AddressLeases.
+        An IPPool is closed when the leases of its range are AddressLeases. The result is None when the name of the pool
+        does not allow an IPPool, or the cluster has no IPPools. Raises InvalidConfig when the IPPool is not closed.
         """
         api, name = self.api, place.pool
         try:
@@ -212,13 +214,13 @@ class Objects:
         return pool
 
     def standing(self, want: Want, gone: Collection[str] = ()) -> Entry | None:
-        """The object of the lease that prevents a claim of `want`, or None. Objects with a name in `gone` do not count."""
+        """The object of the lease that prevents a claim of `want`, or None. Objects named in `gone` do not count."""
         name = objects.name_of(want)
         entry = self.get(name) if name not in gone else None
         return entry if entry and entry.held else self.twin(want, gone)
 
     def twin(self, want: Want, gone: Collection[str] = (), since: str = "") -> Entry | None:
-        """The object with the other kind of name that holds the address of `want` in the same pool, or None.
+        """The object under the other kind of name (`twin_name`) that holds the address of `want` in its pool, or None.
 
         Both kinds exist when a network's enable_overlapping_ranges has changed while pods run. An object with a name in
         `gone` does not count. `since` is as in Objects.get.
