@@ -35,7 +35,7 @@ _FORGETS, _FORGOTTEN = 8, 500  # 8 of 256 releases also remove old former/ keys,
 
 
 class EtcdStore(ServedStore):
-    """The store of `store_ref` (ipam.stores.ref_of). `seconds` are those of Client."""
+    """The store that `store_ref` describes (ipam.stores.ref_of). `seconds` bound each request (ipam.stores.http)."""
 
     kind = "etcd"
     window = BLOCK
@@ -49,7 +49,7 @@ class EtcdStore(ServedStore):
         self._seen: dict[Window, Sequence[Answer]] = {}  # what `survey` has read for the next `occupied` of a window
 
     def ready(self, wants: Sequence[Want] = ()) -> None:
-        """As Store.ready, by a claim that cannot succeed: etcd checks rights and space before it compares."""
+        """As Store.ready, by a claim that cannot succeed: etcd checks rights and free space before its comparisons."""
         nobody = Owner(_NOBODY, ("status", "status-0", ""))
         key, *_ = puts = self.keys.entries(Lease(wants[0] if wants else Want("railcni-status", 4, 0, ""), nobody))
         self._call(txn.transaction([txn.exists(key), txn.absent(key)], [txn.put(*entry) for entry in puts.items()]))
@@ -99,7 +99,7 @@ class EtcdStore(ServedStore):
         return bits
 
     def _spans(self, pool: str, scope: str | None, family: int, low: int, high: int) -> list[Op]:
-        """The reads of the leases and reservations in a window."""
+        """The operations that read the leases of the pool, and the reservations of the scope, in low..high."""
         places = self.keys.places(Want(pool, family, low, scope))
         return [txn.read(*self.keys.span(family, low, high, *place), keys_only=True) for place in places]
 
@@ -112,10 +112,11 @@ class EtcdStore(ServedStore):
         return value
 
     def _behind_full(self, place: tuple[str, str], family: int, value: int, high: int) -> int:
-        """The first address from `value` on that is in no full block of `place`; high + 1 if there is none.
+        """The first address in value..high that is in no full block of `place`; high + 1 if there is none.
 
-        One request counts the keys of each of the next 64 blocks, and of each of the 63 groups of 64 blocks after them.
-        The next request begins at the first group that is not full.
+        `place` is from Keys.places; a block has 64 addresses. One request counts the keys of each of the next 64
+        blocks, and of each of the 63 groups of 64 blocks after them. The next request begins at the first group that is
+        not full.
         """
         at = value & -BLOCK
         while at <= high:
@@ -165,7 +166,7 @@ class EtcdStore(ServedStore):
         return Taken(taken) if taken else Unknown(OutcomeUnknown(f"a claim of {owner.attachment} came too late: retry"))
 
     def _taken(self, wants: Sequence[Want], instead_of: Sequence[Lease], found: Sequence[Answer]) -> list[Want]:
-        """The obstacles to a claim (ipam.stores.served.conflicts). `found` are the answers with the keys that exist."""
+        """The addresses that prevent a claim (ipam.stores.served.conflicts). `found` has the keys that exist."""
         there = {key for answer in found for key, _ in answer.entries}
 
         def is_held(want: Want, given: Sequence[Lease]) -> bool:
@@ -174,7 +175,10 @@ class EtcdStore(ServedStore):
         return conflicts(instead_of, wants, lambda old: self.keys.identity(old) in there, is_held)
 
     def _settled(self, leases: list[Lease], owner: Owner, fault: CniError) -> Claimed | Unknown:
-        """Look for a claim with a lost reply. Return Claimed if it was made; otherwise forbid it and return Unknown."""
+        """Look for a claim with a lost reply. Return Claimed if it was made.
+
+        Otherwise put a key that makes the claim fail if it still arrives, and return Unknown.
+        """
         is_made = [txn.exists(self.keys.identity(lease)) for lease in leases]
         try:
             reply = self._call(txn.transaction(is_made, [], [self._void(owner.attachment, owner.sequence)]))
@@ -186,7 +190,7 @@ class EtcdStore(ServedStore):
         self._call(txn.transaction([], [self._void(attachment, sequence)]))
 
     def _void(self, attachment: Attachment, sequence: int) -> Op:
-        """The operation that makes all claims of `attachment` up to `sequence` fail."""
+        """The operation that makes each claim of `attachment` with `sequence` or a lower one fail."""
         return txn.put(self.keys.void(attachment, sequence), b"", self._grant(_VOID_SECONDS))
 
     def release(self, leases: Sequence[Lease]) -> int:
@@ -266,12 +270,12 @@ class EtcdStore(ServedStore):
         return sorted(found, key=lambda pool: pool.name)
 
     def entries(self, after: bytes = b"", limit: int = 1000) -> list[Entry]:
-        """Up to `limit` entries of the store, from the first key after `after`, sorted by key; for an audit."""
+        """Up to `limit` pairs (key, value), sorted by key, from the first key after `after`; for an audit."""
         root = self.keys.root
         return self._read(txn.read(next_key(after) if after else root, end_of(root), limit))[0]
 
     def _leases(self, places: list[bytes]) -> list[Lease]:
-        """The leases at `places`, each POOL/ADDRESS as in a key. Places without a lease are skipped."""
+        """The leases at `places`, each the part POOL/ADDRESS of a key. Places without a lease are skipped."""
         prefix = self.keys.all(LEASE)
         found: list[Lease] = []
         for i in range(0, len(places), _AT_ONCE):
@@ -284,7 +288,7 @@ class EtcdStore(ServedStore):
         return self._etcd.call("lease/grant", {"TTL": seconds}, lambda reply: int(reply["ID"]))
 
     def _read(self, *reads: Op) -> list[list[Entry]]:
-        """The entries that each of `reads` finds, all at one revision."""
+        """The pairs (key, value) that each of `reads` finds, all at one revision."""
         return [answer.entries for answer in self._call(txn.reads(reads)).answers]
 
     def _call(self, transaction: Op, once: bool = False) -> Reply:

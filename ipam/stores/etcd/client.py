@@ -97,7 +97,7 @@ class EtcdClient(http.Client):
                 raise failure
 
     def _lost(self, said: str, sent: bool, remedy: str) -> CniError:
-        """Leave the endpoint; return the error to raise when no time is left for another. Raises OutcomeUnknown if `sent`."""
+        """Select the next endpoint; return the error to raise if no time is left. Raises OutcomeUnknown if `sent`."""
         said = f"etcd at {self._where()} {said}"
         self.move_on(self._endpoints)
         if sent:
@@ -148,7 +148,7 @@ class EtcdClient(http.Client):
         raise self._error(code, text)
 
     def _as_it_is(self) -> Any:
-        """The `key` for Client.kept: endpoints and certificates. Raises OSError or ValueError for a bad file."""
+        """The key of a kept connection: endpoints and certificates. Raises OSError or ValueError for a bad file."""
         pems = [files.read_regular(path, _MOST_BYTES) if path else b"" for path in self._tls]
         return tuple(map(str, self._endpoints)), *pems
 
@@ -163,7 +163,7 @@ class EtcdClient(http.Client):
         return self._context if where.tls else None
 
     def _log_in(self, connection: http.Connection, deadline: float) -> None:
-        """Use the token that an earlier call has kept. Log in if no token is kept, or after etcd has refused a token."""
+        """Use the token that an earlier call has stored. Log in if there is none, or after etcd has refused a token."""
         text = "\0".join((*map(str, self._endpoints), "", self._user, self._password))
         digest = hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16)
         name = f"etcd-{digest.hexdigest()}"  # cannot be guessed, since it depends on the password
@@ -249,7 +249,10 @@ class EtcdClient(http.Client):
 
 
 class _Unserved(Exception):
-    """Error: the etcd member does not serve now: no leader, a timeout, overload. `open`: the outcome is unknown."""
+    """Error: the etcd member does not serve now: no leader, a timeout, overload.
+
+    `open`: the outcome of the request is unknown.
+    """
 
     def __init__(self, code: int, said: str, open: bool) -> None:
         self.code = code
@@ -269,7 +272,10 @@ def _token_of(reply: Any) -> str:
 
 
 def _read_token(name: str) -> str:
-    """The kept token; "" if there is none, or another user can write the file. etcd ends a token after 5 idle minutes."""
+    """The token that an earlier call has stored; "" if there is none, or other users can write the file.
+
+    etcd ends a token after 5 minutes without a request.
+    """
     try:
         files.check_private_directory(TOKENS)
         token = files.read_regular(f"{TOKENS}/{name}", _MOST_BYTES, os.O_NOFOLLOW, private=True).decode("ascii")
@@ -279,7 +285,7 @@ def _read_token(name: str) -> str:
 
 
 def _write_token(name: str, token: str) -> None:
-    """Keep the token for later calls. A failure is ignored: the next call gets another token."""
+    """Store the token for later calls. A failure is ignored: the next call gets another token."""
     try:
         files.take_directory(TOKENS)
         files.write_whole(TOKENS, name, token.encode("ascii"))

@@ -60,18 +60,18 @@ class Keys:
         return self.all("void", *attachment.key()) + b"%016x" % sequence
 
     def identity(self, lease: Lease) -> bytes:
-        """The key below attachment/: it holds all of the lease's identity."""
+        """The key of `lease` below attachment/, which contains all of the lease's identity."""
         place = place_of(lease.family, lease.value).decode()
         names = (lease.network, lease.container_id, lease.ifname, lease.pool, place)
         return self.all("attachment", *names) + b"%016x" % lease.sequence
 
     def places(self, want: Want) -> list[tuple[str, str]]:
-        """(kind, space) of each key that `unique` returns."""
+        """(kind, name) of the pool, and of the scope if any, in which the address of `want` must be unique."""
         reserved = [] if want.scope is None else [(RESERVED, want.scope)]
         return [(LEASE, want.pool), *reserved]
 
     def unique(self, want: Want) -> list[bytes]:
-        """The keys of the address of `want`, in its pool and in its scope: each key can have only one lease."""
+        """The keys of the address of `want`, in its pool and in its scope. Each key can belong to only one lease."""
         return [self.taken(kind, space, want.family, want.value) for kind, space in self.places(want)]
 
     def entries(self, lease: Lease) -> dict[bytes, bytes]:
@@ -131,7 +131,7 @@ def family_of(key: bytes) -> int:
 
 
 def value_of(key: bytes, family: int) -> int:
-    """The value of the address at the end of a key. Raises StateDamaged if there is none of this family."""
+    """The address at the end of a key, as an integer. Raises StateDamaged if there is none of this family."""
     place = key.rpartition(b"/")[2]
     if len(place) != _DIGITS[family] or place.strip(_HEX):
         raise _foreign(key, "does not end with an address")
@@ -144,7 +144,7 @@ def pod_of(pod: tuple[str, str, str], ifname: str) -> bytes:
 
 
 def address_of(place: bytes) -> list[tuple[int, int]]:
-    """[(family, value)] from the value of a former/ key; [] if it is damaged, since it is only a preference."""
+    """[(family, value)] of `place`, the value of a former/ key; [] if it is damaged, as it is only a preference."""
     family = family_of(place)
     try:
         return [(family, value_of(place, family))]
@@ -153,7 +153,7 @@ def address_of(place: bytes) -> list[tuple[int, int]]:
 
 
 def place_of(family: int, value: int) -> bytes:
-    """An address in the form that keys end with."""
+    """An address as it stands at the end of a key: 8 or 32 hexadecimal digits."""
     return b"%08x" % value if family == 4 else b"%032x" % value
 
 

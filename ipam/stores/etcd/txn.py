@@ -77,7 +77,7 @@ def _packed(ops: list[Op]) -> list[Op]:
 
 
 class Answer:
-    """The answer to an operation: the `entries` that a read found, and the `number` of all keys in its span."""
+    """The answer to an operation: the `entries` (key, value) that it read, and the `number` of all keys in its span."""
 
     __slots__ = ("entries", "number")
 
