@@ -4,8 +4,9 @@
     DATADIR/leases.db-journal          SQLite's journal; the file stays, but its content counts only during a call
     DATADIR/leases.db.damaged-N        a damaged file, renamed
 
-Each pool and each reservation scope has a bitmap: an address can be claimed when its bit is set in neither bitmap. A
-claim is one transaction, which writes as many rows in a full pool as in an empty pool.
+Each pool and each reservation scope has a bitmap. An address can be claimed when its bit is set neither in the bitmap
+of its pool nor in that of its scope. A claim is one transaction, which writes as many rows in a full pool as in an
+empty pool.
 
 A new file, even one that replaces a damaged file, begins with the leases in the attachment records (`restore`).
 A sound file of an earlier boot keeps its leases (ipam.stores.file.database).
@@ -252,7 +253,10 @@ class FileStore(Store):
         return True
 
     def _mark(self, kind: int, space: str, family: int, value: int, leased: bool) -> None:
-        """Set or clear the bit of an address. When its leaf becomes full, or stops being full, update the summary."""
+        """Set or clear the bit of an address in its leaf, a row of 4096 bits of the pool or scope named `space`.
+
+        `kind` is POOL or SCOPE. When the leaf becomes full, or stops being full, update its bit in the summary.
+        """
         number, index = schema.leaf_of(family, value)
         before, after = self._change_bit(kind, space, number, index, leased)
         if schema.FULL_ROW in (before, after) and before != after:
@@ -268,7 +272,7 @@ class FileStore(Store):
         return before, after
 
     def _either(self, level: int, pool: str, scope: str | None, number: bytes) -> int:
-        """The bits set in row `number` of the pool, of the scope, or of both. `level` is 0 for leaves, else SUMMARY."""
+        """The bits set in row `number` of the pool's or the scope's bitmap. `level` is 0 for leaves, else SUMMARY."""
         bits = 0
         for (row,) in self._rows(
             schema.BITS_OF_TWO, schema.POOL + level, pool, number, schema.SCOPE + level, scope, number

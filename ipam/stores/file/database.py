@@ -1,7 +1,7 @@
 """The lease file: an SQLite database that one process at a time has open, under flock(2).
 
 A process waits for the lock in the kernel's queue, without polling and for a bounded time. Then it checks that the path
-still names the locked file: another may have replaced it. Only other programs contend for SQLite's own locks.
+still names the locked file: another process may have replaced it. Only other programs contend for SQLite's own locks.
 A killed process leaves a hot journal (PATH-journal); SQLite rolls it back when the next process opens the file.
 
 journal_mode=PERSIST is the fastest mode here. The journal keeps its disk blocks, so leases can be released on a full
@@ -80,7 +80,7 @@ class Database:
             pass  # the next process that opens the file rolls back the transaction
 
     def close(self) -> None:
-        """Roll back and unlock. A warm worker keeps the unlocked file open for its next call. May be called twice."""
+        """Roll back and unlock. A process for many calls keeps the unlocked file open. `close` may be called twice."""
         kept = base.lease_files
         if kept is not None and self._connection is not None and not self._has_failed:
             self.roll_back()
@@ -104,7 +104,10 @@ class Database:
             self._connection = None
 
     def damaged(self, reason: str) -> StateDamaged:
-        """Rename the damaged file, so that no decision depends on it; return the StateDamaged or Torn to raise."""
+        """Rename the damaged file, so that no decision depends on it; return the StateDamaged or Torn to raise.
+
+        With READ the file is not renamed.
+        """
         what = f"lease file {self.path} is damaged"
         if self._use == READ:
             return StateDamaged(f"{what}: the next ADD or DEL sets it aside, and says so ({reason})")
@@ -126,8 +129,8 @@ class Database:
         )
 
     def _take_again(self, seconds: float) -> bool:
-        """Lock the file that `close` has kept open, and return True. Close it and return False if the path names
-        another file now, or if the file no longer shows the check of this boot (it was emptied or overwritten)."""
+        """Lock the file that `close` has kept open, and return True. If the path names another file now, or the file no
+        longer shows that this boot has checked it (it was emptied or overwritten), close it and return False."""
         try:
             if lock(self.path, self._fd, seconds, monotonic() + seconds) and not self._is_of_earlier_boot():
                 ((version,),) = self.run("PRAGMA user_version")
@@ -179,7 +182,7 @@ class Database:
         self.run(f"PRAGMA application_id={int.from_bytes(_this_boot(), 'big', signed=True)}")
 
     def _is_of_earlier_boot(self) -> bool:
-        """Whether no process of this boot has checked the file. SQLite is not used, since it fails on a damaged file."""
+        """Whether no process of this boot has checked the file. Reads without SQLite, which fails on a damaged file."""
         return os.pread(self._fd, _BOOT_BYTES, _BOOT_AT) != _this_boot()
 
     def _examine(self) -> None:
@@ -411,8 +414,8 @@ def _lock_holder(fd: int) -> str:
 
 
 def find_remote(mount_id: bytes, mountinfo: bytes) -> str:
-    """The type of the mount `mount_id` in the text `mountinfo` (proc_pid_mountinfo(5)) if it is a network file system;
-    else ""."""
+    """The file system type of the mount `mount_id` in the text `mountinfo` (proc_pid_mountinfo(5)), if it is a network
+    file system; else ""."""
     line = (b"\n" + mountinfo).partition(b"\n" + mount_id + b" ")[2].partition(b"\n")[0]
     kind = line.partition(b" - ")[2].partition(b" ")[0].decode("utf-8", "replace")
     return kind if kind.partition(".")[0] in _REMOTE else ""
