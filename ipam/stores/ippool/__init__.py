@@ -9,7 +9,7 @@ changes the object in between. If another node changes it, the test fails, and t
 random pause.
 
 An allocation names container, pod and ifname. The other members of a lease come from this node's records (`known`), or
-if no record has the lease, from its reservation. whereabouts writes them to neither: its leases have the sequence 0.
+if no record has the lease, from its reservation. whereabouts does not store these members: its leases have sequence 0.
 
 A request that arrives late fails if the object has changed meanwhile. So after a lost reply the claim reads the object
 and patches it again, and `settle` changes the object only to make late requests fail.
@@ -84,7 +84,7 @@ class KubernetesStore(PoolReadings):
             return [lease for lease in found if lease.attachment == attachment]
 
     def _leases(self, is_meant: Callable[[Allocation], bool]) -> list[Lease]:
-        """The leases of the allocations that `is_meant` accepts, with their reservations' data, by pool and address."""
+        """The leases of the allocations that `is_meant` accepts, completed by reservations, by pool and address."""
         return by_place(
             self._completed(self._lease(pool, entry))
             for pool in self._own_pools()
@@ -93,7 +93,7 @@ class KubernetesStore(PoolReadings):
         )
 
     def survey(self, owner: Owner, windows: Sequence[Window], new: bool) -> Survey:
-        """As Store.survey, but `pods` lacks the leases that a former pod of the same name may still use."""
+        """As Store.survey, but `Survey.pods` lacks the leases that a former pod of the same name may still use."""
         with self.session():
             ref, ifname = objects.podref(owner.pod), owner.attachment.ifname
             pods = self._leases(lambda x: x.text("podref") == ref and x.ifname == ifname) if owner.pod[1] else []
@@ -140,7 +140,7 @@ class KubernetesStore(PoolReadings):
         return [(pool.family, pool.first + offset) for pool, offset in told if offset is not None]
 
     def cooling(self, pool: str, scope: str | None, family: int, low: int, high: int, owner: Owner) -> Collection[int]:
-        """As Store.cooling, but without the other pools of the scope."""
+        """As Store.cooling, but without addresses that were freed in other pools of the scope."""
         own = objects.interface(owner.pod, owner.attachment.ifname)
         with self.session():
             found = self._pool(pool)
@@ -151,9 +151,9 @@ class KubernetesStore(PoolReadings):
             return {value for value in values if low <= value <= high}
 
     def holder(self, want: Want) -> Lease | None:
-        """As Store.holder. If an address is allocated to a lease and reserved for another, the reservation counts.
+        """As Store.holder. An address may be allocated to one lease and reserved for another.
 
-        But if `want` is a Lease, the allocation counts.
+        Then return the lease with the reservation; but if `want` is a Lease, the lease with the allocation.
         """
         with self.session():
             lease, found = self._lease_at(want), self._reservation(want)
@@ -202,10 +202,10 @@ class KubernetesStore(PoolReadings):
         """
 
         def is_seen(want: Want, given: Sequence[Lease]) -> bool:
-            """Whether the address has another holder, as far as the survey has read the store.
+            """Whether a lease that is not in `given` has the address of `want`, by what the survey has read.
 
-            A lease of `given` without a scope was left in the pool by an unfinished claim. Then reservations count too:
-            the survey has read them.
+            Reservations count only if a lease of `given` at this address has no scope: an unfinished claim has left
+            the lease in the pool, and the survey has read the reservation.
             """
             is_left = any(old.place == want.place and old.scope is None for old in given)
             return self._is_held(instead_of, want, given) if is_left else self._is_in_pool(want, given)
@@ -247,16 +247,20 @@ class KubernetesStore(PoolReadings):
         return not self._is_leftover(found, want)
 
     def _at(self, place: Want, instead_of: Sequence[Lease]) -> list[Lease]:
-        """The leases of the address of `place`, in its pool or scope, that a claim or a doubtful claim replaces."""
+        """The leases at the address of `place`, in its pool or scope, that the claim replaces.
+
+        Leases that an earlier claim with an unknown outcome was to replace are included.
+        """
         return [old for old in (*instead_of, *self._doubtful) if old.place == place.place or old.excludes(place)]
 
     def _patched(
         self, name: str, change: Changes, leases: list[Lease], cooled: Sequence[Lease], is_first: bool
     ) -> Changes:
-        """Write `change`, with new `leases`, into a pool, which is made if missing; return the former allocations.
+        """Write `change`, with the new `leases`, into a pool; make a missing pool. Return the former allocations.
 
-        Raises Conflict when others change the claim's first pool: then the whole claim begins again. A further pool
-        that others change is read and written again here. Raises OutcomeUnknown after a lost reply.
+        The cooldown of `cooled` begins. Raises Conflict when others change the claim's first pool (`is_first`): then
+        the whole claim begins again. Any further pool is read and written again here. Raises OutcomeUnknown after a
+        lost reply.
         """
         attempts = self._pauses()
         while True:
@@ -272,13 +276,13 @@ class KubernetesStore(PoolReadings):
                     raise
 
     def _standing(self, name: str, places: Iterable[int]) -> Changes:
-        """The allocation at each of these addresses of a pool, by address; None where there is no allocation."""
+        """The allocation of a pool at each of the addresses `places`, by address; None where there is no allocation."""
         pool = self._pool(name)
         entries = pool.entries if pool else {}
         return {value: entries[value].document if value in entries else None for value in places}
 
     def _reserve(self, leases: list[Lease], instead_of: Sequence[Lease], undo: Undo) -> list[Want]:
-        """Reserve each address in its scope; return [the first want that another lease has reserved], else []."""
+        """Reserve each address in its scope; return [the first of `leases` that another lease prevents], or []."""
         for lease in leases:
             if lease.scope is None:
                 continue
@@ -306,8 +310,8 @@ class KubernetesStore(PoolReadings):
     def _is_leftover(self, found: Reservation, place: Want) -> bool:
         """Whether the reservation `found`, without an allocation in the pool of `place`, belongs to a dead pod.
 
-        An interrupted DEL of whereabouts leaves such a reservation. But a living pod can lose its allocation too, and
-        then keeps its reservation.
+        An interrupted DEL of whereabouts leaves such a reservation. But a living pod can lose its allocation too: its
+        reservation is no leftover.
         """
         namespace, name, uid = found.lease.pod
         if found.lease.pool != place.pool:
@@ -320,7 +324,7 @@ class KubernetesStore(PoolReadings):
             return False
 
     def _replace(self, former: Lease, lease: Lease) -> None:
-        """Give the reservation of the address of `former` to `lease`. Raises Conflict after a change, or OutcomeUnknown."""
+        """Give the reservation of `former` to `lease`. Raises Conflict if others have changed it, or OutcomeUnknown."""
         found = self._reservation(former)
         try:
             if found is None:
@@ -342,7 +346,7 @@ class KubernetesStore(PoolReadings):
                 pass  # another claim has changed the reservation
 
     def _restore(self, name: str, former: Changes, leases: list[Lease]) -> None:
-        """Restore the allocations of a pool, in place of `leases`, except where others have changed them."""
+        """Replace the allocations of `leases` in a pool by `former`, except those that others have changed since."""
         claimed = {lease.value: lease.container_id for lease in leases}
         attempts = self._pauses()
         while pool := self._pool(name):
@@ -397,7 +401,7 @@ class KubernetesStore(PoolReadings):
             self._unreserve([lease for lease in own if not self._lease_at(lease)])
 
     def _fence(self, name: str) -> None:
-        """Change a pool, so that patches under way fail. Raises OutcomeUnknown if its version stays the same."""
+        """Change a pool, so that late patches fail. Raises OutcomeUnknown if its resourceVersion stays the same."""
         pool = self._pool(name)
         if pool is None:
             return

@@ -1,9 +1,10 @@
 """Locks of pools for this node's processes: a file below /run for each pool.
 
-The locks only save time, for a large pool minutes: claims are correct without them, since every patch tests that the
+The locks only save time (minutes for a large pool): claims are correct without them, since every patch tests that the
 pool is unchanged. So a process continues without a lock if it cannot make the file, as in a container, or if nobody
 releases the lock within a call's time. A directory that other users can write is made private; if that fails, the error
-names the remedy. A process connects before it takes the lock, and so holds the lock only for read and patch.
+names the remedy. A process connects to the API server before it takes the lock, and so holds the lock only while it
+reads and patches the pool.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class PoolLocks:
 
     @staticmethod
     def _lock(fd: int, seconds: float, last: float) -> None:
-        """Wait for the lock. Raises TimeoutError when no process releases it for `seconds`, or after `last`."""
+        """Lock `fd`. Raises TimeoutError if no process releases it for `seconds`, or after `last` (time.monotonic)."""
         while True:
             released = os.fstat(fd).st_mtime_ns
             try:

@@ -148,7 +148,7 @@ class IPPool:
                 self.stray.append(key)
 
     def named_scope(self, node: str = "") -> str | None:
-        """The scope for leases in no record: what precedes the range in the pool's name; None if the name has no range.
+        """The scope of leases in no record: the part of the pool's name before the range; None without a range.
 
         In the pool of a node slice, `node` stands between the scope and the range.
         """
@@ -200,7 +200,10 @@ class IPPool:
         return found if isinstance(found, dict) else {}
 
     def memories(self, released: Sequence[Lease], given_up: Sequence[Lease], cooldown: int, now: int) -> dict[str, str]:
-        """The annotations that change when pods leave `released` and the cooldown of `given_up` begins at `now`."""
+        """The annotations to change when pods have freed addresses, at `now` in seconds since 1970.
+
+        The addresses of `released` become former addresses of their pods, and a cooldown of `given_up` begins.
+        """
         found: dict[str, str] = {}
         former = {interface(x.pod, x.ifname): x.value - self.first for x in released if returns(x.pod)}
         if former:
@@ -278,7 +281,7 @@ def probe() -> dict[str, Any]:
 
 
 def pruned(pool: dict[str, Any], reservation: dict[str, Any]) -> str:
-    """The error if a CRD is too old: a dry run's reply ({}: none) lacks a member that was sent; else ""."""
+    """The error message if a CRD is too old: the reply to a dry run lacks a member that was sent. Else ""."""
     allocations = (pool.get("spec") or {}).get("allocations") or {}
     if "ifname" not in (allocations.get("0") or {"ifname": ""}):
         kind, lost, why = POOLS, "ifname", "nothing tells the interfaces of a pod apart"
@@ -320,9 +323,9 @@ def reservation(lease: Lease) -> dict[str, Any]:
 
 
 class Reservation:
-    """A reservation as it was read. `lease` is the lease that it describes, with the address in the object's name.
+    """A reservation as it was read. `lease` is the lease that its annotation, spec and name describe.
 
-    `address` is None if the name has no address. `scopes` are the known scopes with which the name may begin.
+    `address` is None if the name contains no address. `scopes` are the known scopes with which the name may begin.
     """
 
     __slots__ = ("_annotations", "_labels", "address", "lease", "name", "uid", "version")
@@ -343,7 +346,10 @@ class Reservation:
         self.place(scopes)
 
     def place(self, scopes: Iterable[str]) -> None:
-        """Split the name into scope and address: after the longest fitting of `scopes`, else at the first fitting "-"."""
+        """Split the name into scope and address, after the longest of `scopes` that an address follows.
+
+        If there is none, split at the first "-" that an address follows.
+        """
         known = sorted(scopes, key=len, reverse=True)
         split = (self.name[:at] for at, sign in enumerate(self.name) if sign == "-" and at)
         self.address, self.lease.scope = None, ""
@@ -366,7 +372,7 @@ class Reservation:
         return self.lease.scope, self.address
 
     def is_of(self, lease: Lease) -> bool:
-        """Whether the reservation names the container of `lease`, or, if it names none, the pod; sequences may differ."""
+        """Whether the reservation names the container of `lease`, or no container but its pod; sequences may differ."""
         own = self.lease
         if own.ifname and lease.ifname and own.ifname != lease.ifname:
             return False
@@ -382,7 +388,7 @@ class Reservation:
         lease.netns, lease.boot_id, lease.sequence, lease.since = own.netns, own.boot_id, own.sequence, own.since
 
     def replacement(self, new: dict[str, Any]) -> list[dict[str, Any]]:
-        """The JSON patch that sets the spec of `new` and adds its labels and annotations. It fails if the object changed."""
+        """The JSON patch that sets the spec of `new` and adds its metadata. It fails if the object has changed."""
         metadata = new["metadata"]
         members = {"/metadata/annotations": self._annotations | metadata["annotations"], "/spec": new["spec"]}
         if "labels" in metadata:
@@ -391,7 +397,7 @@ class Reservation:
 
 
 def _told(spec: Mapping[str, Any], details: Any) -> Lease:
-    """The lease of a reservation, without its address. Raises ValueError or TypeError for foreign JSON in `details`."""
+    """The lease of a reservation, without its address. Raises ValueError or TypeError for malformed `details`."""
     known = {"pool": "", "network": "", "node": "", "uid": "", "bootID": "", "netns": "", "sequence": 0, **details}
     namespace, _, name = str(spec.get("podref") or "").partition("/")
     attachment = Attachment(

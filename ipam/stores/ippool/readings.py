@@ -26,8 +26,9 @@ _CONTENDED_SECONDS, _LONGEST_PAUSE = 60.0, 5.0
 class PoolReadings(ObjectStore):
     """The readings of a session, and changes to what was read. A pool is read under the node's lock of the pool.
 
-    Members of the reference: `pools`, in which an attachment may have leases (absent: all pools); `node`, whose slices
-    these pools are (absent: the pools are whole ranges); `moves`: use closed pools too, for a migration.
+    The store's reference (Store.record) has these members: `pools`, in which an attachment may have leases (absent:
+    all pools); `node`, whose slices these pools are (absent: the pools are whole ranges); `moves`: use closed pools
+    too, for a migration.
     """
 
     def _prepare(self) -> None:
@@ -69,7 +70,7 @@ class PoolReadings(ObjectStore):
         return self._read_pools[name]
 
     def _parsed(self, document: dict[str, Any], size: int) -> IPPool:
-        """The IPPool in `document`. Raises InvalidConfig if the range is bad, or `is_closed` holds."""
+        """The IPPool in `document` (`size` bytes). Raises InvalidConfig if its range is invalid, or the pool closed."""
         try:
             return IPPool(document, size, self._moves)
         except ValueError as fault:
@@ -106,7 +107,7 @@ class PoolReadings(ObjectStore):
         return self._lease(pool, entry) if pool and entry else None
 
     def _completed(self, lease: Lease, by_container: bool = False) -> Lease:
-        """`lease` with the data of its record, else of its reservation; with the scope None if it has no reservation.
+        """`lease` with the data of its reservation, if no record has them; with the scope None without a reservation.
 
         With `by_container`, a reservation that names no container does not count.
         """
@@ -121,12 +122,12 @@ class PoolReadings(ObjectStore):
         return unreserved
 
     def _is_there(self, lease: Lease) -> bool:
-        """Whether the pool still has `lease`; False if the attachment has claimed the address again."""
+        """Whether the pool still has `lease`; False if its attachment has claimed the address again since."""
         entry = objects.allocation(self._pool(lease.pool), lease)
         return entry is not None and entry.is_of(lease) and not self._is_superseded(lease)
 
     def _is_superseded(self, lease: Lease) -> bool:
-        """Whether this node's record shows that the attachment has claimed the address again; a pool cannot show it."""
+        """Whether the attachment has claimed the address again since: this node's record shows it, but no pool does."""
         known = self._known_leases().get(lease.place)
         return known is not None and known.attachment == lease.attachment and known.key() != lease.key()
 
@@ -148,7 +149,7 @@ class PoolReadings(ObjectStore):
     # --- changes ---
 
     def _patch(self, name: str, changes: Changes, cooled: Sequence[Lease] = (), released: Sequence[Lease] = ()) -> None:
-        """Patch a pool with `changes`. If it has room, note cooldowns (`cooled`) and former addresses (`released`).
+        """Patch a pool with `changes`. If there is room, add cooldowns (`cooled`) and former addresses (`released`).
 
         Raises Conflict when others have changed or deleted the pool, OutcomeUnknown after a lost reply, TryAgainLater
         for a full pool.
@@ -186,7 +187,10 @@ class PoolReadings(ObjectStore):
         )
 
     def _create(self, name: str, family: int, changes: Changes) -> None:
-        """Create a pool, empty so that a late create leases nothing. Raises Conflict if it exists, or OutcomeUnknown."""
+        """Create a pool for `changes`, but empty: otherwise a create that arrives late would lease addresses.
+
+        Raises Conflict if the pool exists, or OutcomeUnknown.
+        """
         try:
             cidr = range_of(name, family, next(iter(changes)))
         except ValueError:
@@ -209,7 +213,7 @@ class PoolReadings(ObjectStore):
             pass  # the cluster has no AddressLeases, or whereabouts' credentials may not list them
 
     def _pauses(self) -> Pauses:
-        """The pauses between attempts at a change that others prevent. In all they may outlast one request."""
+        """The pauses between attempts at a change that others prevent. Their sum may exceed the time of one request."""
         seconds = self.api.seconds
         seconds = seconds if seconds < SHARED_SECONDS else max(seconds, _CONTENDED_SECONDS)
         return Pauses(min(time.monotonic() + seconds, self.api.deadline), longest=_LONGEST_PAUSE)
@@ -233,7 +237,7 @@ class PoolReadings(ObjectStore):
                     self._forget_reservation(lease)
 
     def _reserve_for_others(self, leases: Sequence[Lease]) -> None:
-        """Create the missing reservation of each address of `leases` that has a new owner. Raises OutcomeUnknown.
+        """Create a reservation for each address of `leases` with a new owner but no reservation. Raises OutcomeUnknown.
 
         whereabouts moves an allocation to a restarted sandbox, but not the reservation, which still names the former
         container. So the release of the former lease deletes the reservation.

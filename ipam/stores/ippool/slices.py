@@ -98,7 +98,7 @@ def _part(api: Api, name: str, rng: Range, text: str) -> Range:
 
 
 def _free(api: Api, name: str, network_name: str, node: str, rng: Range, slices: list[tuple[str, str]]) -> int:
-    """The index of the first free slice without an address in another pool. Raises TryAgainLater when there is none."""
+    """The index of the first free slice with no address allocated in another pool. Raises TryAgainLater without one."""
     free = [index for index, (holder, _) in enumerate(slices) if not holder]
     pools = []  # without a `network_name`, any pool may be the network's
     for document in api.list_all(POOLS) if free else ():
