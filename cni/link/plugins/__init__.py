@@ -1,4 +1,4 @@
-"""The plugins, each a module or folder: configuration, plan (made without I/O), and the code that carries out the plan."""
+"""The plugins, each a module or folder: configuration, plan (made without I/O), and code that carries the plan out."""
 
 from __future__ import annotations
 

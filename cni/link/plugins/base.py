@@ -1,5 +1,5 @@
 """The contract of a link plugin: functions that `cni.link.verbs` calls. Those of `MadeLinks` are for links that exist,
-those of `LinkPlugin` for the rest. `MadeLinks` may be a second module, which most ADDs do not load."""
+those of `LinkPlugin` are for new links. `MadeLinks` may be a second module, which most ADDs do not load."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
             """Set the file and the level of `log` to those that the network configures."""
 
         def read(self, request: Request, faults: list[Fault]) -> Any:
-            """The checked configuration, with the attributes `dns` and `dad`. All its faults go to `faults`."""
+            """The checked configuration, with the attributes `dns` and `dad`. Append all its faults to `faults`."""
 
         def survey(
             self, config: Any, request: Request, host: Rtnl, inside: Rtnl, records: Records, named: Named
@@ -73,16 +73,16 @@ if TYPE_CHECKING:
         """The steps for an attachment that an ADD has made. `host` and `inside` are as in LinkPlugin."""
 
         def load(self, document: dict[str, Any]) -> Any:
-            """The plan of a record. `document` was made by `RecordedPlan.document`."""
+            """The plan in a record. `document` was made by `RecordedPlan.document`."""
 
         def adopt(self, request: Request, host: Rtnl, inside: Rtnl | None) -> Any:
-            """The plan of an attachment that Go's plugin made, read from the link or from Go's files; None without these.
+            """The plan of an attachment that Go's plugin made, read from the link or Go's files; None without either.
 
             `inside` is None when the sandbox is gone.
             """
 
         def remove(self, planned: Any, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
-            """Undo `apply`, also after a partial failure; this may be repeated. `inside` is None when the sandbox is gone.
+            """Undo `apply`, also a partial `apply`; may be called again. `inside` is None when the sandbox is gone.
 
             Raises Lingers while the link or device is in another namespace, from which railcni cannot remove it.
             """

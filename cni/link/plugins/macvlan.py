@@ -82,8 +82,8 @@ class MacvlanPlan(RecordedPlan):
     """The link to make. `temporary` is the name under which it is made.
 
     `over` is the index of the configured master, `lower` that of the device on which the kernel puts the link. If the
-    master is a macvlan or macvtap, `lower` is another device, perhaps in another namespace. `apply` then sets
-    `lower` to that of the link made, so that the record has the kernel's choice.
+    master is a macvlan or macvtap, `lower` is another device, perhaps in another namespace. `apply` sets `lower` to the
+    index that the new link shows, so that the record has the kernel's choice.
     """
 
     temporary: str
@@ -131,7 +131,7 @@ class MacvlanFacts(Facts):
 def survey(
     config: MacvlanConfig, request: Request, host: Rtnl, inside: Rtnl, records: Records, named: Named
 ) -> MacvlanFacts:
-    """Read the master, on the host or in the sandbox. It is shared, so no device is claimed."""
+    """Read the master, on the host or in the sandbox. Claim no device, since many attachments share a master."""
     log = records.log
     where = inside if config.link_in_container else host
     master = find_master(config, where)
@@ -153,7 +153,7 @@ def survey(
 
 
 def _refused(device: Link, mode: str, host: Rtnl, log: Log | None) -> str:
-    """Why no network may have a link of `mode` on the netdev `device`, or "". Logs a warning if the node loses addresses.
+    """Why no network may have a link of `mode` on the netdev `device`, or "". Warns if the node loses addresses.
 
     In mode passthru the kernel hands all frames of the netdev to the link (macvlan_handle_frame, drivers/net/macvlan.c), and
     gives the netdev each MAC that the link gets.
@@ -180,7 +180,7 @@ def _refusal(mode: str, master: Link, reason: str) -> str:
 
 
 def _of_host(master: Link, in_sandbox: bool, host: Rtnl, inside: Rtnl) -> Link | None:
-    """The netdev of the host that carries a macvlan of `master`; None when that netdev is in another namespace."""
+    """The host's netdev on which the kernel puts a macvlan of `master`; None if the netdev is in another namespace."""
     stands = master.kind in STANDS_FOR_ITS_LOWER
     if not in_sandbox:
         return host.link(index=master.lower_index) if stands and master.lower_netnsid is None else master
@@ -272,7 +272,7 @@ def planned_on(config: MacvlanConfig, request: Request, master: Link, derived: s
 
 
 def _derived_mac(request: Request, boot_id: str) -> str:
-    """A locally administered unicast MAC: the same for a retried ADD, but another for each attachment on any node."""
+    """A locally administered unicast MAC: the same for a retried ADD, but different for each attachment of any node."""
     octets = bytearray(digest(request.attachment, "mac" + boot_id, 6))
     octets[0] = octets[0] & 0xFC | 0x02
     return octets.hex(":")
@@ -281,7 +281,7 @@ def _derived_mac(request: Request, boot_id: str) -> str:
 def apply(planned: MacvlanPlan, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link:
     """Make the link in the sandbox, named but still down. Raises KernelRefused with the kernel's reason.
 
-    `planned.lower` becomes the device that the kernel chose; if not the planned one, the policy must allow it.
+    `planned.lower` becomes the index of the device that the kernel chose. The policy must allow an unplanned device.
     """
     maker = inside if planned.inSandbox else host
     try:

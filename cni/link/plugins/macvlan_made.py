@@ -106,14 +106,17 @@ def remove(planned: MacvlanPlan, host: Rtnl, inside: Rtnl | None, log: Log) -> N
 def lingers(planned: MacvlanPlan, host: Rtnl) -> bool:
     """Whether the link is still up in some namespace, and so answers for its addresses.
 
-    The netdev below the link shows this, if on the host: it receives frames for the link's MAC. A configured MAC proves
-    nothing, since another attachment may have the same MAC by now.
+    While the link is up, the netdev below it receives frames for the link's MAC, as the kernel shows for netdevs of the
+    host. A configured MAC proves nothing, since another attachment may have the same MAC by now.
     """
     return planned.macIsDerived and bytes.fromhex(planned.mac.replace(":", "")) in host.received(planned.lower)
 
 
 def differences(planned: MacvlanPlan, config: MacvlanConfig, link: Link | None, host: Rtnl, inside: Rtnl) -> list[str]:
-    """A text for each difference of the link from plan and configuration. A default `master` is not compared."""
+    """A text for each difference of the link from plan and configuration.
+
+    Without the configuration key `master`, the master is compared with the plan alone.
+    """
     if link is None:
         return []
     if link.kind != "macvlan":

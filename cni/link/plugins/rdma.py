@@ -353,6 +353,6 @@ def gc(request: Request, records: Records) -> None:
 
 
 def status(request: Request, records: Records) -> None:
-    """Raise NotAvailable when no verbs device can be moved."""
+    """Raise NotAvailable when no verbs device can be moved: in shared netns mode, or without RDMA."""
     read(request)
     _exclusive(errors.NotAvailable)

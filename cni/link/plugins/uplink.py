@@ -56,7 +56,7 @@ def needed(
 
 
 def by_kind(device: Link, host: Rtnl) -> str:
-    """Why no network may take a `device` of its kind: a bridge, a tunnel, or the host's end of a sandbox's veth. Else "".
+    """Why no network may take `device`: it is a bridge, a tunnel, or the host's end of a sandbox's veth. Else "".
 
     Allowed are a veth with its peer in this namespace, and the uplink veth of a node that is itself a container."""
     if device.kind in BRIDGES:
@@ -67,7 +67,7 @@ def by_kind(device: Link, host: Rtnl) -> str:
 
 
 def ways(host: Rtnl, bodies: Iterable[bytes], but_advertised_to: int = 0) -> list[Way]:
-    """The links that carry the node's own traffic. Default routes advertised on link `but_advertised_to` do not count."""
+    """The links that carry the node's traffic. Default routes advertised on link `but_advertised_to` do not count."""
     bodies = list(bodies)
     found = default_routes(host, bodies)
     used = in_use([r for r in found if (r.index, r.protocol) != (but_advertised_to, routes.RA_PROTOCOL)])
@@ -118,7 +118,7 @@ def in_use(defaults: Sequence[KernelRoute]) -> list[KernelRoute]:
 
 
 def carried(device: Link, links: Sequence[Link], ways: Sequence[Way]) -> str:
-    """A text about the first of `ways` by `device` or by a link on top of `device`; "" if there is none (pure)."""
+    """A text about the first of `ways` whose link is `device` or is on top of `device`; "" if there is none (pure)."""
     known = {link.index: link for link in links}
     for index, text in sorted(ways, key=lambda way: way[0] != device.index):
         if index in known and device.index in with_those_below(index, links):
@@ -127,7 +127,7 @@ def carried(device: Link, links: Sequence[Link], ways: Sequence[Way]) -> str:
 
 
 def said(device: str, carrier: str, text: str) -> str:
-    """The reason why the node needs `device`: the traffic in `text`, on `carrier`, which is `device` or a link on top."""
+    """The reason why the node needs `device`: `carrier` (it, or a link on top of it) has the traffic in `text`."""
     above = "" if carrier == device else f', on top of "{device}",'
     return f'"{carrier}"{above} {text.format(carrier)}'
 
@@ -164,7 +164,7 @@ def _to_storage(host: Rtnl) -> Iterator[Way]:
 
 
 def storage_servers(net: str = "/proc/net", classes: str = "/sys/class") -> Iterator[tuple[str, str]]:
-    """Yield address and kind of each storage server that the node has mounted or logged in to, once for each connection.
+    """Yield address and kind of each storage server that the node uses (mount or login), once for each connection.
 
     CIFS, Ceph and user-space storage are left out: the kernel has no short list of their servers. Sources:
     fs/nfs/client.c (nfs_server_list_show), drivers/scsi/scsi_transport_iscsi.c, drivers/nvme/host/fabrics.c
@@ -181,7 +181,7 @@ def storage_servers(net: str = "/proc/net", classes: str = "/sys/class") -> Iter
 
 
 def _of_addresses(host: Rtnl, sources: Sequence[str]) -> Iterator[Way]:
-    """Yield a `Way` for each link that has one of the addresses `sources`; "" stands for no address."""
+    """Yield (index, text), a `Way`, for each link with one of the addresses `sources`. A source "" is ignored."""
     wanted = {address_of(source)[1] for source in sources if source}
     for address in addresses.all_of(host) if wanted else ():
         if address.local in wanted and address.index != routes.LOOPBACK:

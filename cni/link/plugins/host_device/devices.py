@@ -79,13 +79,16 @@ def is_same(remembered: dict[str, Any], link: Link) -> bool:
 
 
 def signs_of(link: Link) -> tuple[str, ...]:
-    """Strings for a search of records: a record of the hardware device `link` contains at least one of these. () for a
-    virtual device."""
+    """Strings with which to search records: each record of the hardware device `link` contains at least one of them.
+    () for a virtual device."""
     return (link.parent_device, link.permanent_mac, link.mac, link.alias, link.name) if link.parent_device else ()
 
 
 def known_again(remembered: dict[str, Any], links: Sequence[Link], away: bool = False) -> Link | None:
-    """Find the remembered device among `links`, first at its former index. `away`: `links` are those of a sandbox."""
+    """Find the remembered device among `links`, first at its former index.
+
+    `away`: `links` are those of a sandbox, so a link that the pod may have made does not count.
+    """
     for link in sorted(links, key=lambda link: link.index != remembered["index"]):
         if is_same(remembered, link) and not (away and stands_on_its_own(remembered, link)):
             return link
@@ -96,7 +99,8 @@ def stands_on_its_own(remembered: dict[str, Any], link: Link) -> bool:
     """Whether a pod may have made `link` itself: the lower link or the peer is in the pod's namespace, not on the host.
 
     A pod can give a link of its own any index, MAC and alias, but no lower link or peer outside of its namespace. The
-    result is True also for a link without MAC and mark, such as `lo` or tunl0, which any namespace can have.
+    result is True also for a link without a MAC and without the alias that a move sets: any namespace can have `lo` or
+    tunl0.
     """
     is_any = _is_bare(remembered) and link.alias != remembered["name"]
     return is_any or bool(remembered.get("lower") and link.lower_index and link.lower_netnsid is None)
@@ -122,7 +126,7 @@ class MovePlan(RecordedPlan):
 
 
 def recorded(own: Attachment | None, records: Records, *texts: str) -> Iterator[tuple[Attachment, dict[str, Any]]]:
-    """Yield (attachment, record) for each attachment other than `own` that has a device, or has not fully restored it.
+    """Yield (attachment, record) for each attachment except `own` that has a device, or has not fully restored it.
     With `texts`, only records that contain one of these strings count."""
     boot = node.boot_id()
     for attachment, _, record in records.all(LINK, *texts):
@@ -143,7 +147,7 @@ def recognises(planned: MovePlan, inside: Rtnl) -> bool:
 
 
 def among(planned: MovePlan, rtnl: Rtnl, away: bool = False) -> Link | None:
-    """Find the device among the links of `rtnl`, first at its former index. `away`: `rtnl` is that of a sandbox."""
+    """Find the device among the links of `rtnl`, first at its former index. `away` is as in `known_again`."""
     former = planned.device
     same = rtnl.link(index=former["index"])
     found = known_again(former, [same], away=away) if same else None

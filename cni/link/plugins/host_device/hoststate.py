@@ -41,7 +41,7 @@ def look(
 ) -> tuple[dict[str, Any], str]:
     """The state of the device and "", or {} and the reason why another link needs the device.
 
-    The log names the parts of the state that will be lost. Raises TryAgainLater if the device leaves meanwhile.
+    The log names the parts of the state that will be lost. Raises TryAgainLater if the device leaves the host.
     `links` are all links of the host, and `every` are all its routes, as RTM_NEWROUTE bodies.
     """
     try:
@@ -66,7 +66,10 @@ def look(
 
 
 def _tied(device: Link, links: Sequence[Link], others: list[bytes]) -> str:
-    """Why a move of `device` would break another link, with the remedy; "" for a device that can be moved."""
+    """Why a move of `device` would break another link, with the remedy; "" for a device that can be moved.
+
+    `others` are further MACs for which the device receives frames.
+    """
     if device.master_index:
         master = next((link for link in links if link.index == device.master_index), None)
         name = f'"{master.name}" ({master.kind})' if master else f"with index {device.master_index}"
@@ -92,7 +95,7 @@ def _tied(device: Link, links: Sequence[Link], others: list[bytes]) -> str:
 
 
 def _state(device: Link, bodies: list[bytes], every: Sequence[bytes], host: Rtnl) -> dict[str, Any]:
-    """The identity and state of a device of the host, complete enough to restore it."""
+    """The identity and state to restore of a host's device. `bodies` are its routes, `every` those of the host."""
     raw = raw_state.Raw(device.body)
     held = raw_state.addresses(host, device.index)
     found = raw.attributes
@@ -124,7 +127,7 @@ def _state(device: Link, bodies: list[bytes], every: Sequence[bytes], host: Rtnl
 
 
 def _lost(device: Link, others: list[bytes], host: Rtnl) -> list[str]:
-    """The names of the parts of the state that cannot be restored."""
+    """The names of the parts of the state that cannot be restored. `others` are as in `_tied`."""
     found = []
     if raw_state.has_qdisc(host, device.index):
         found.append("its qdiscs and filters (tc)")
@@ -146,8 +149,8 @@ def _listed(texts: list[str]) -> str:
 
 
 def _software_verbs(name: str) -> list[str]:
-    """A text for each soft-RoCE or soft-iWARP device on the netdev `name`, which a move deletes (rxe_notify and
-    siw_netdev_event at NETDEV_UNREGISTER, drivers/infiniband/sw)."""
+    """A text for each soft-RoCE or soft-iWARP device on the netdev `name`. A move of the netdev deletes these devices
+    (rxe_notify and siw_netdev_event at NETDEV_UNREGISTER, drivers/infiniband/sw)."""
     return [
         f"its verbs device {verbs}, which is software"
         for verbs in rdma_sysfs.devices()
@@ -170,7 +173,7 @@ def _route(r: KernelRoute) -> dict[str, Any]:
 
 
 def keep_others(saved: dict[str, Any], index: int, host: Rtnl) -> None:
-    """Set again, without the device `index`, the saved IPv4 multipath routes that the kernel dropped with it."""
+    """Add the IPv4 multipath routes that the kernel dropped with device `index` again, without its next hops."""
     links = {link.index for link in host.links()} - {index}
     for route in map(raw_state.SavedRoute, saved["routes"]):
         legs = [leg for leg in route.legs if leg[2] in links]

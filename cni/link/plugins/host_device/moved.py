@@ -42,7 +42,7 @@ USERSPACE_DRIVERS = ("vfio-pci", "uio_pci_generic", "igb_uio")
 class MoveFacts(Facts):
     """The result of a survey: the device, its state, and the `driver` if it is a PCI function.
 
-    `reason` is why the node needs the device, `tied` why another link needs it; "" if not.
+    `reason` says why the node needs the device, `tied` why another link needs it. Each is "" if there is no such need.
     """
 
     device: Link | None = None
@@ -103,8 +103,8 @@ def holders(
 def holder_of(
     found: Iterable[tuple[Attachment, dict[str, Any]]], request: Request, host: Rtnl, records: Records, named: Named
 ) -> tuple[Attachment | None, bool]:
-    """The first attachment in `found` that still has the device, or None; and whether a device was restored because its
-    sandbox ended without a DEL."""
+    """The first attachment in `found` that still has the device, or None; and whether the device was brought back from
+    an attachment whose sandbox ended without a DEL."""
     is_back = False
     for attachment, record in found:
         held = records.try_locked(attachment, LINK)
@@ -126,7 +126,8 @@ def _return_device(attachment: Attachment, record: dict[str, Any], host: Rtnl, r
 
     The caller holds the lock of the attachment, whose sandbox ended without a DEL. The DEL may come later, when another
     attachment has the device; because of the note, the DEL does not touch the device (sriov-cni #219). When the kernel
-    refuses to restore a part, perhaps only for now, the first call for a record raises Unrestored, a second only logs this.
+    refuses to restore a part of the state, perhaps only for now, the first call for a record raises Unrestored. A
+    second call only logs the refusal.
     """
     plugin = named(record["plugin"])
     log = records.log or Log(str(attachment))
@@ -180,8 +181,8 @@ def held_by(selected: str, holder: Attachment | str) -> TryAgainLater:
 
 
 def move_in(planned: MovePlan, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link | None:
-    """Move, name and mark the device in one netlink message. Returns its link; None for a device without a netdev. Raises
-    KernelRefused or, if the device has left the host, TryAgainLater."""
+    """Move the device and set its name and alias in one netlink message. Returns its link; None for a device without a
+    netdev. Raises KernelRefused or, if the device has left the host, TryAgainLater."""
     if not planned.device:
         return None
     device = planned.device
@@ -275,7 +276,7 @@ def lingers(planned: MovePlan, host: Rtnl) -> bool:
 
 def _refuse_missing(planned: MovePlan, host: Rtnl, inside: Rtnl | None) -> None:
     """Raise Lingers when a device that is neither in its sandbox `inside` nor on the host may exist elsewhere, and no
-    other attachment has it.
+    other attachment has the device.
 
     A hardware device exists as long as its directory in sysfs has the subdirectory `net`: the driver keeps it while the
     device has a netdev in any network namespace (cleanup_glue_dir, drivers/base/core.c). A virtual device is destroyed with
@@ -302,16 +303,16 @@ def _refuse_missing(planned: MovePlan, host: Rtnl, inside: Rtnl | None) -> None:
 
 
 def _is_only(has_name: bool, parent: str) -> bool:
-    """Whether another netdev of `parent` proves that the former netdev is gone. It does if it has the former name
-    (`has_name`), or if `parent` is a VF, which has only one netdev; other functions may have one for each port."""
+    """Whether another netdev of `parent` proves that the former netdev is gone. A netdev with the former name
+    (`has_name`) does. Any netdev does if `parent` is a VF, which has only one; a PF may have one for each port."""
     return has_name or sysfs.physical_function_of(parent) != ""
 
 
 def _is_of_another(planned: MovePlan) -> bool:
     """Whether the device, or its successor, is in the sandbox of another attachment.
 
-    Of several concurrent ADDs, each may have written a record. The attachment of `planned` itself cannot be found here:
-    the caller has searched its sandbox, or that sandbox cannot be found.
+    Each of several concurrent ADDs may have written a record. The record of `planned` itself does not count: the caller
+    has not found the device in its sandbox, or has not found that sandbox.
     """
     former, own = planned.device, (planned.pci, planned.device["parent"])
     for _, record in devices.recorded(None, Records()):
@@ -331,13 +332,13 @@ def _is_of_another(planned: MovePlan) -> bool:
 
 
 def _in_namespace_of(planned: MovePlan, rtnl: Rtnl, but: Rtnl | None = None) -> bool:
-    """Whether the device is in a namespace, other than that of `but`, that has an id in the namespace of `rtnl`."""
+    """Whether the device is in a namespace that has an id (nsid) in that of `rtnl`, except the namespace of `but`."""
     return any(_is_of(planned, link) for nsid in rtnl.ids_of_others(but) for link in rtnl.links_of(nsid))
 
 
 def _is_of(planned: MovePlan, link: Link) -> bool:
-    """Whether `link` is the device: by its mark and index, or by MAC and name. The mark alone is not enough, since a later
-    device may have the same mark. A link that the pod itself made does not count."""
+    """Whether `link` is the device: by index and mark (the alias that a move sets), or by MAC and name. The mark alone
+    is not enough, since a later device may have the same mark. A link that the pod itself made does not count."""
     former = planned.device
     is_marked = link.alias == former["name"] and link.index == former["index"]
     is_named = link.mac == former["mac"] and link.name in (planned.name, former["name"])
@@ -367,7 +368,7 @@ def _move_back(planned: MovePlan, link: Link, host: Rtnl, inside: Rtnl) -> None:
 
 
 def _name_again(link: Link, name: str, inside: Rtnl) -> None:
-    """Rename the device before it reaches the host, where udev and others would act on the pod's name.
+    """Rename the device before it reaches the host, where programs such as udev would act on the pod's name.
 
     If another link of the sandbox has the name, the move itself renames the device.
     """

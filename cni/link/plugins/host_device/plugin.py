@@ -144,7 +144,7 @@ def survey(
 
 
 def _is_meant(config: HostDeviceConfig) -> Callable[[dict[str, Any]], bool]:
-    """A predicate on the member `link` of a record: whether `config` selects this device, which has left the host."""
+    """A predicate on the member `link` of a record: whether `config` selects the device of that record."""
     return lambda recorded: _selects(config, recorded, None, unknown=False)
 
 
@@ -184,7 +184,7 @@ def plan(config: HostDeviceConfig, request: Request, facts: HostDeviceFacts) -> 
 
 
 def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> MovePlan | None:
-    """The plan of a device that Go's plugin moved: its alias is its name on the host; the rest of its state is unknown.
+    """The plan of a device that Go's plugin moved. Its alias is its name on the host; its other state is unknown.
 
     Any link can have an alias. So if the configuration has a selector, a DEL adopts only the selected link. A CHECK
     adopts any link, and reports the difference.
@@ -243,7 +243,10 @@ def _selects(config: HostDeviceConfig, recorded: dict[str, Any], link: Link | No
 
 
 def status(config: HostDeviceConfig, host: Rtnl, log: Log) -> Link | None:
-    """The selected netdev; None while a pod has it, or if requests name it. Raises NotAvailable if no ADD can take it."""
+    """The selected netdev; None while a pod has it, or if each request names its device (runtimeConfig.deviceID).
+
+    Raises NotAvailable if no ADD can take the netdev.
+    """
     if not config.selected or config.device_id:
         return None  # the device comes with each request
     pci = config.pci_address

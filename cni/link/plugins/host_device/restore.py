@@ -105,7 +105,7 @@ def _restore_state(former: dict[str, Any], link: Link, host: Rtnl, log: Log) -> 
 
 
 def _do(call: Callable[..., object], arguments: list[Any]) -> None:
-    """Run `call`, and repeat it at once after a transient refusal, so that the addresses keep their order."""
+    """Run `call`, and again at once after a transient refusal: a later pass would change the order of addresses."""
     try:
         call(*arguments)
     except OSError as fault:
@@ -124,8 +124,8 @@ def _said(refused: list[str]) -> str:
 
 
 class Restoration:
-    """The restoration of one device. `saved` is its state as the kernel showed it, None in a record of an older version.
-    `index` is the present index, also in the saved `routes`."""
+    """The restoration of one device. `saved` is its state as the kernel showed it; None if the record is of an older
+    version. `index` is the device's present index, and `routes` are the saved routes with this index."""
 
     def __init__(self, former: dict[str, Any], link: Link, host: Rtnl) -> None:
         self.former = former
@@ -142,8 +142,8 @@ class Restoration:
         self.came_up = False
 
     def run(self) -> tuple[list[str], list[str]]:
-        """Run passes as the module's docstring says. Returns the texts of the last pass's refusals: the permanent and the
-        transient ones. Raises KernelError if the device leaves the host."""
+        """Restore the state in passes, each over all stages (see the module's docstring). Returns the texts of the
+        refusals in the last pass, (permanent, transient). Raises KernelError if the device leaves the host."""
         idle = 0
         lasting: list[str] = []
         passing: list[str] = []
@@ -158,7 +158,7 @@ class Restoration:
         return lasting, passing
 
     def _pass(self) -> tuple[bool, list[str], list[str]]:
-        """Run all stages. Returns whether a step succeeded, and the texts as `run`."""
+        """Run all stages. Returns whether a step succeeded, and the texts of permanent and of transient refusals."""
         done = False
         lasting: list[str] = []
         passing: list[str] = []
@@ -220,7 +220,7 @@ class Restoration:
                 yield f"removal of alternative name {name}", self.host.remove_altname, index, name
 
     def _alias(self) -> Iterator[Step]:
-        """The step that restores the alias. This step is the last, because until then the alias identifies the device."""
+        """The step that restores the alias. It is the last step, because until then the alias identifies the device."""
         if self._present().alias != self.former["alias"]:
             yield "alias", self.host.change_link, self.index, "", 0, "", self.former["alias"]
 
@@ -310,7 +310,10 @@ class Restoration:
                 yield f"removal of route {route}", self.host.request, raw_state.DELROUTE, body
 
     def _routes(self) -> Iterator[Step]:
-        """The steps for missing routes: first those without a gateway; last, in reverse order, those with `is_ahead`."""
+        """The steps for missing routes, first for those without a gateway.
+
+        The last steps, in reverse order, are for routes that were ahead of other routes of their key (`is_ahead`).
+        """
         if not self.routes:
             return
         there = {route.identity: route.is_ahead for route in self._own_routes()}
@@ -376,7 +379,7 @@ class Restoration:
 
 
 def _is_due(route: SavedRoute, present: list[SavedRoute]) -> bool:
-    """Whether the route is missing, or comes after routes of the same key although it came before them when saved."""
+    """Whether the route is missing, or is now after routes of its key that it preceded when it was saved."""
     like = [other for other in present if other.key == route.key]
     at = [number for number, other in enumerate(like) if other.identity == route.identity]
     if not at:

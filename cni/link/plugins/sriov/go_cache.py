@@ -32,7 +32,7 @@ _CHANGING = ("vlan", "min_tx_rate", "max_tx_rate", "spoofchk", "trust", "link_st
 
 
 def holder(pci: str) -> str:
-    """The path of the sandbox to which Go's plugin has given the VF; "" if there is none, or the sandbox is gone."""
+    """The path of the sandbox to which Go's plugin has given the VF; "" if there is none, or it is gone."""
     try:
         path = _content(f"pci/{pci}").decode("utf-8", "surrogateescape")
     except FileNotFoundError:
@@ -104,7 +104,7 @@ def _member(state: dict[str, Any], key: str, kind: type[T]) -> T:
 
 
 def forget(names: Sequence[str], sandbox: str) -> None:
-    """Remove the files `names` of an ended attachment; the VF's file only if it names `sandbox`. May raise IoFailure."""
+    """Remove the files `names` of an ended attachment; a VF's file only if it names `sandbox`. May raise IoFailure."""
     for name in names:
         try:
             if name.startswith("pci/") and _content(name).decode("utf-8", "surrogateescape") != sandbox:

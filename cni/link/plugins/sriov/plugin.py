@@ -129,7 +129,7 @@ def _contradictions(config: SriovConfig) -> list[Fault]:
 
 
 def direct_log(request: Request, log: Log) -> None:
-    """Set file and level of `log` to those of the network that are valid. The node's policy must also allow the file."""
+    """Set file and level of `log` to those of the network, if valid; the node's policy must also allow the file."""
     level = request.member("logLevel")
     level = "verbose" if level == "info" else level
     if level in levels.LEVELS:
@@ -151,7 +151,7 @@ class SriovFacts(moved.MoveFacts):
 
 
 class SriovPlan(devices.MovePlan):
-    """The plan of a move, and of the settings `wanted` of the VF. DEL sets `keys` back to their `former` values.
+    """The plan of a move, and of VF settings. ADD makes the settings `wanted`; DEL sets `keys` to `former` again.
 
     `mac` is the MAC to set, or "". `told` is [MAC, MTU] for the result of a VF without a netdev. For an attachment of Go's
     plugin, `cache` has the names of its files (go_cache), and `sandbox` the path of its sandbox.
@@ -177,7 +177,7 @@ carrier = moved.carrier
 def survey(
     config: SriovConfig, request: Request, host: Rtnl, inside: Rtnl, records: Records, named: Named
 ) -> SriovFacts:
-    """Lock the VF, find its holder, and read the state of VF and PF."""
+    """Lock the VF, find the attachment that has it, and read the state of VF and PF."""
     facts = SriovFacts()
     if not config.pci:
         return facts
@@ -344,7 +344,7 @@ def differences(planned: SriovPlan, config: SriovConfig, link: Link | None, host
 
 
 def status(config: SriovConfig, host: Rtnl, log: Log) -> Link | None:
-    """The VF's netdev; None while it is not on the host. Raises NotAvailable when this node has no such VF, or needs it."""
+    """The VF's netdev; None while it is not on the host. Raises NotAvailable if this node lacks the VF, or needs it."""
     if not config.pci:
         return None  # the VF comes with each request
     if not sysfs.is_pci(config.pci) or sysfs.is_physical_function(config.pci):

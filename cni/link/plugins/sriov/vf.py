@@ -115,7 +115,8 @@ def _has_mac(mac: str, function: VirtualFunction | None, link: Link | None, insi
 def clear(pci: str, keys: list[str], former: dict[str, Any], host: Rtnl) -> None:
     """Restore the settings `keys` of the VF to `former`, in reverse order. Raises KernelRefused for a refused setting.
 
-    The administrative MAC, if changed, is only cleared (it may block the netdev's own); `finish` sets the former one.
+    The administrative MAC, if changed, is only removed, since it may block a change of the netdev's MAC. `finish` sets
+    the former administrative MAC.
     """
     function = find(pci, host)
     if function is None:
@@ -132,7 +133,7 @@ def clear(pci: str, keys: list[str], former: dict[str, Any], host: Rtnl) -> None
 
 
 def finish(pci: str, keys: list[str], former: dict[str, Any], host: Rtnl) -> None:
-    """Restore the VF's administrative MAC. Raises KernelRefused when one of `keys` is still not restored."""
+    """Restore the VF's administrative MAC in `former`. Raises KernelRefused if one of `keys` is still not restored."""
     end = time.monotonic() + MAC_SECONDS
     while True:
         function = find(pci, host)
