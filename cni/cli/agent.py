@@ -1,8 +1,8 @@
 """railcni agent: maintains the files that a node's plugins need, and frees leases that the plugins could not free. Also
-railcni dranet-ipam, which gives DRANET's devices their addresses.
+railcni dranet-ipam, which assigns addresses to DRANET's devices.
 
-The programs are cni/cluster/agent and cni/cluster/dranet.py. No plugin calls the agent. Without it the plugins work the
-same until the token in the kubeconfig has expired.
+The programs are cni/cluster/agent and cni/cluster/dranet.py. No plugin calls the agent. If the agent does not run, the
+plugins still work until the token in their kubeconfig expires.
 """
 
 from __future__ import annotations

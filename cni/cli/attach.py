@@ -1,14 +1,14 @@
 """railcni attach, detach, check, gc, status: the CNI verbs of a network, for a person at a prompt.
 
 Defaults and environment variables are those of cnitool. railcni and cnitool keep their results in the same cache, so
-that each can detach an attachment of the other. A person needs more than a runtime:
+that each can detach an attachment of the other. The commands do more than pass on the verb:
 
-- A failed or interrupted attach is undone by a DEL along the chain. A runtime must call that DEL (SPEC.md, section
-  3), but a prompt has no runtime. An interface that existed before stays.
-- An existing attachment is not made again; the message says how to detach it.
+- If attach fails or is interrupted, it calls DEL for all plugins of the chain, which is a runtime's duty (SPEC.md,
+  section 3). An interface that existed before the attach stays.
+- attach refuses an attachment that exists already; the message says how to detach it.
 - detach and check take arguments and configuration from the cache, so that the user need not repeat them. They find an
   attachment by its namespace, whatever path and containerID it was made with.
-- gc removes attachments whose namespace is gone, and keeps the living ones in any cache or record of this node.
+- gc removes the attachments whose namespace is gone. It keeps all others that a cache or record of this node lists.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def _new(options: argparse.Namespace, network: networks.Network) -> Parameters:
 
 
 def _existing(options: argparse.Namespace) -> tuple[Runtime, networks.Network, Parameters, bool]:
-    """Return (runtime, network, parameters, whether the cache has it) of the attachment that the options name."""
+    """Return the attachment that the options name as (runtime, network, parameters, whether it is cached)."""
     if "/" in (options.container_id or ""):  # the older spelling of --pod
         options.pod, options.container_id = options.container_id, None
     if not options.netns and not options.pod:
@@ -251,7 +251,7 @@ def _existing(options: argparse.Namespace) -> tuple[Runtime, networks.Network, P
 
 
 def _found(options: argparse.Namespace) -> networks.Network | CniError:
-    """The network that the options name, or why it is not found: its file may have been removed since the ADD."""
+    """The network that the options name; if it is not found, the error, since the cache may still have the network."""
     try:
         return networks.find(options.network, options.conf_dir)
     except CniError as fault:
@@ -275,7 +275,8 @@ def _of_pod(options: argparse.Namespace, cache: Cache, name: str) -> argparse.Na
 
 
 def _entry(options: argparse.Namespace, cache: Cache, name: str) -> CachedResult | None:
-    """The cached attachment to the network `name` that the options mean. Raises InvalidConfig if there are several."""
+    """The cached attachment to the network `name` with the namespace, containerID and interface in `options`; None if
+    the cache has none. Raises InvalidConfig if several match."""
     netns = namespace_path(options.netns)
     wanted = options.container_id or default_container_id(netns)
 
@@ -292,7 +293,8 @@ def _entry(options: argparse.Namespace, cache: Cache, name: str) -> CachedResult
 
 
 def _as_attached(entry: CachedResult, network: networks.Network | CniError) -> networks.Network | CniError:
-    """The network as the cache has it; `network`, or the reason why it is not found, if the cache's cannot be read."""
+    """The network as configured in the cached attachment `entry`. If this configuration cannot be read, return
+    `network`, which is an error if the network's file was not found."""
     try:
         kept = networks.from_document(json.loads(entry.config), f"the cached configuration of {entry.network}")
     except (ValueError, CniError):
@@ -310,7 +312,7 @@ def default_container_id(netns: str) -> str:
 
 
 def _same(a: str, b: str) -> bool:
-    """Whether two paths lead to the same namespace; if a namespace is gone, whether the paths are the same."""
+    """Whether paths lead to the same namespace. If one does not exist, compare the paths themselves."""
     try:
         return os.path.samefile(a, b)
     except OSError:
@@ -318,7 +320,7 @@ def _same(a: str, b: str) -> bool:
 
 
 def _living(network: str, cache: Cache) -> list[Parameters]:
-    """The attachments to `network` in this node's caches and records whose namespace still exists."""
+    """The attachments to `network`, in this node's caches and records, whose namespace still exists."""
     multus = Cache(os.path.join(cache.directory, _MULTUS))
     known = [Parameters(a["containerID"], a["netns"], a["ifname"]) for a in recorded.found(network) if a["alive"]]
     known = [*(entry.parameters for entry in (*cache.all(network), *multus.all(network))), *known]
@@ -353,7 +355,8 @@ def _link(netns: str, ifname: str) -> Link | None:
 
 
 def _undo(runtime: Runtime, network: networks.Network, parameters: Parameters, fault: BaseException) -> None:
-    """Undo a failed ADD by a DEL. Raises StepsFailed, with `fault` first, if the DEL fails for another reason."""
+    """Undo a failed ADD by a DEL. If the DEL fails for another reason than the ADD, raise StepsFailed, with `fault`,
+    the error of the ADD, first."""
     try:
         with redirect_stderr(io.StringIO()):  # else the plugins' messages come before the failure
             runtime.delete(network, parameters)
@@ -374,7 +377,7 @@ def _identity(network: str, parameters: Parameters) -> dict[str, Any]:
 
 
 def _rows(document: dict[str, Any], parameters: Parameters) -> Iterator[tuple[object, ...]]:
-    """Yield a row for each interface, with its addresses, and a last row for addresses without an interface."""
+    """Yield a table row for each interface in an ADD result, and a last row for addresses without an interface."""
     result = parsing.parse(document, "the result")
     for index, interface in enumerate(result.interfaces):
         own = [a for a in result.ips if a.interface == index]

@@ -1,4 +1,4 @@
-"""railcni cluster, also called as `kubectl railcni`: the state of all nodes, a cluster's leases, and doctor on a node.
+"""railcni cluster, also called as `kubectl railcni`: shows all nodes and a cluster's leases, and runs doctor on a node.
 
 The commands reach the cluster with kubectl's configuration and rights. `status` asks the agent of each node by `kubectl
 exec`. `doctor` runs in a temporary pod, since an agent has no right to see a node's links. `ipam` has the commands of
@@ -83,7 +83,7 @@ def _version(options: argparse.Namespace) -> int:
 
 
 def _ask_all(options: argparse.Namespace, agents: Iterable[kubectl.NodeAgent]) -> list[dict[str, Any]]:
-    """The answer of `railcni status` on each agent's node; if there is none, `faults` has the reason."""
+    """Run `railcni status` by each agent; return a status per node, whose `faults` say why if an agent is silent."""
 
     def ask(agent: kubectl.NodeAgent) -> dict[str, Any]:
         command, places = ["status", "--output=json"], ("root", "plugin-dir", "to", "state-dir")
@@ -123,14 +123,14 @@ def _nodes(options: argparse.Namespace) -> set[str]:
 
 
 def _readable(options: argparse.Namespace, *arguments: str) -> list[dict[str, Any]]:
-    """The objects that `kubectl get` finds; [] if this user may not read them, or the server does not know them."""
+    """The objects that `kubectl get` finds; [] if this user lacks the right or the server lacks the resource."""
     with suppress(IoFailure):
         return [*kubectl.read(options, "get", *arguments)["items"]]
     return []
 
 
 def _deleted(options: argparse.Namespace, nodes: set[str]) -> set[str]:
-    """The names of nodes that have an agent's Lease but are not in `nodes`."""
+    """The names of nodes that are not in `nodes`, but still have an agent's Lease (coordination.k8s.io)."""
     leases = _readable(options, "leases.coordination.k8s.io", f"--namespace={silence.NAMESPACE}")
     return set(silence.nodes_of(leases)) - nodes
 
@@ -138,8 +138,8 @@ def _deleted(options: argparse.Namespace, nodes: set[str]) -> set[str]:
 def _answer(
     options: argparse.Namespace, agent: kubectl.NodeAgent, command: list[str], *places: str, given: str = ""
 ) -> Any:
-    """Run `railcni` in the agent's pod, with the agent's own values of the options in `places`; return the JSON that it
-    prints. Raises IoFailure if the agent does not run or answer."""
+    """Run `railcni` with `command` in the agent's pod, and `given` on stdin; return its JSON output. The options in
+    `places`, such as "state-dir", have the agent's own values. Raises IoFailure if there is no answer."""
     if agent.fault:
         raise IoFailure(agent.fault)
     argv = ["railcni", *command, *filter(None, (agent.argument(name) for name in places))]
@@ -195,7 +195,8 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def doctor_pod(agent: kubectl.NodeAgent, arguments: Sequence[str]) -> dict[str, Any]:
-    """The manifest of a privileged pod that runs the installed doctor in the host's file system on the agent's node."""
+    """The manifest of a privileged pod on the agent's node. With the host's root directory as its own, the pod runs
+    `railcni doctor` of the railcni that is installed on the host."""
     folder = (agent.argument("plugin-dir") or agent.argument("to")).partition("=")[2]
     installed = f"{folder or '/opt/cni/bin'}/railcni-bundle/current/bin/railcni"
     name = f"railcni-doctor-{secrets.token_hex(4)}"  # known even if `create` is interrupted
@@ -211,7 +212,8 @@ def doctor_pod(agent: kubectl.NodeAgent, arguments: Sequence[str]) -> dict[str, 
 
 
 def _exit_code(options: argparse.Namespace, place: Sequence[str]) -> int:
-    """Wait until the container `doctor` has ended; return its exit code. Raises IoFailure if it does not run."""
+    """Wait until the container `doctor` has ended; return its exit code. `place` has the pod's name and the option
+    --namespace. Raises IoFailure if the container does not start or end."""
     begin = time.monotonic()
     while True:
         status = kubectl.read(options, "get", "pod", *place)["status"]
@@ -249,12 +251,13 @@ def _ipam(run: subcommand.Run, cluster: subcommand.Parser, options: argparse.Nam
 
 
 def _ask_of_leases(options: argparse.Namespace, leases: Sequence[Lease]) -> dict[Key, tuple[str, str]]:
-    """Return (ENDED, USED or UNKNOWN; why) by lease, from the agent of its node, or from all agents if no node is known."""
+    """Ask the agents whether leases are in use; return (ENDED, USED or UNKNOWN; the reason) by lease. If a lease names
+    no node, all agents are asked about it."""
     agents = kubectl.agents(options) if leases else {}
     no_agent = kubectl.NodeAgent("", "", "", {}, "no agent has this node")
 
     def ask(name: str) -> list[tuple[Key, tuple[str, str]]]:
-        """Ask the agent of node `name` about its leases and those without a node."""
+        """Ask the agent of node `name` about the leases that name this node or no node."""
         own = [lease for lease in leases if lease.node in ("", name)]
         given, agent = json.dumps([to_json(lease) for lease in own]), agents.get(name, no_agent)
         try:

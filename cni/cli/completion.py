@@ -1,4 +1,5 @@
-"""railcni completion: prints a shell's completion file: the bundle's, or in a checkout a new one. Also railcni version."""
+"""railcni completion: prints the completion script for a shell, which a bundle contains and a source checkout
+generates. Also railcni version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""railcni test on one machine: attaches two pods to one veth master, and changes nothing on the machine.
+"""railcni test without a NAD: attaches two pods, which are network namespaces, to one veth master. All is done in
+private namespaces, so that the machine is not changed.
 
 The demo calls the plugins in bin/ as Multus does on a node, with an empty environment. The outcome is checked without
 the plugins' code: pyroute2 reads the links, and one pod pings the other.
@@ -50,7 +51,7 @@ _AS_USER = f"run it as root, or allow user namespaces (sysctl {_SWITCHES})"
 
 
 class DemoPod:
-    """A pod of the demo: the expected address, and the parameters that Multus passes for it, in the namespace `default`."""
+    """A pod of the demo in namespace `default`: its address, and the parameters that Multus would pass for it."""
 
     def __init__(self, number: int) -> None:
         self.name = f"rdma-pod-{number}"
@@ -99,7 +100,8 @@ def run() -> Iterator[Observation]:
 def _isolate() -> None:
     """Move this process into new mount and network namespaces; without root, also into a user namespace, as its root.
 
-    There, /etc, /run and /var/lib are new folders with links to all old files but CNI's. Raises OSError if refused.
+    In the new mount namespace, /etc, /run and /var/lib are empty folders with a symbolic link to each old entry, except
+    CNI's. Raises OSError if the kernel refuses.
     """
     uid, gid = os.geteuid(), os.getegid()
     _call("unshare", (_CLONE_NEWUSER if uid else 0) | _CLONE_NEWNS | _CLONE_NEWNET)
@@ -134,7 +136,7 @@ def _call(name: str, *arguments: object) -> None:
 
 
 def _prepare() -> None:
-    """Make the flat file and the master of the demo's node, and the namespaces of the pods."""
+    """Make a node's flat file (whereabouts.conf) and master link, and the namespaces of the pods."""
     os.makedirs(os.path.dirname(_FLAT_FILE_PLACE))
     shutil.copyfile(FLAT_FILE, _FLAT_FILE_PLACE)
     with IPRoute() as ipr:
@@ -160,7 +162,7 @@ def _links(netns: str = "/proc/self/ns/net") -> dict[str, Any]:
 
 
 def _link(pod: DemoPod) -> Observation:
-    """Compare the link of a pod with the settings of its network."""
+    """Compare the state, MTU, MAC and addresses of a pod's link with the settings of its network."""
     with open_namespace(pod.parameters.netns) as there, there.entered(), IPRoute() as ipr:
         addresses = ipr.get_addr(family=socket.AF_INET, label=_IFNAME)
         inet = [f"{a.get('local')}/{a['prefixlen']} brd {a.get('broadcast')}" for a in addresses]

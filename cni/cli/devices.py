@@ -1,7 +1,7 @@
 """railcni device-plugin, dra and vfs: the node's RDMA NICs and virtual functions (VFs) as devices for pods.
 
-The programs are in cni/resources/device_plugin and cni/resources/dra; both need the packages grpcio and protobuf. All
-three commands have one configuration, which cni/resources reads. `device-plugin --show`, `dra show` and `vfs` need
+The programs are in cni/resources/device_plugin and cni/resources/dra; both need the packages grpcio and protobuf. The
+three commands share one configuration, which cni/resources reads. `device-plugin --show`, `dra show` and `vfs` need
 neither kubelet nor gRPC.
 """
 
@@ -109,14 +109,14 @@ def _serve(program: str, options: argparse.Namespace) -> int:
 
 
 def _read(options: argparse.Namespace) -> tuple[Config, bool]:
-    """Read the files of --config, and print their faults. Return (configuration, whether it has an error)."""
+    """Read the files of --config, and print the faults in them. Return (configuration, whether a fault is an error)."""
     config = read_config(options.config or [CONFIG])
     nad.print_findings(config.findings, sys.stderr)
     return config, any(finding.severity == ERROR for finding in config.findings)
 
 
 def _tell_unmade(config: Config, found: Sequence[Resource]) -> None:
-    """Print how to make virtual functions, if a resource in `found` has none and the configuration asks for them."""
+    """Print how to make the configured virtual functions if a resource in `found` has no device for lack of them."""
     if config.policies and any(resource.unchosen for resource in found):
         output.print_fault(
             "railcni: the configuration asks for virtual functions that are not there yet: `railcni vfs plan` shows the"

@@ -167,7 +167,8 @@ def _refuse_held(options: argparse.Namespace, found: Installation, folder: Folde
 
 
 def _reason(record: dict[str, Any], alive: bool, remaining: Collection[str]) -> str:
-    """Why only railcni can detach the attachment of `record`; "" if another plugin can, or nothing is left to detach."""
+    """Why only railcni can detach the attachment of `record`; "" if another plugin in the folder (`remaining`) can, or
+    if nothing is left to detach. `alive`: the namespace of the attachment exists."""
     plugin, network_type = record.get("plugin", ""), ""
     with suppress(TypeError, ValueError, AttributeError):  # without a configuration, or a damaged one
         network_type = str(json.loads(record.get("config", "")).get("type", ""))
@@ -230,7 +231,8 @@ def _attachments(state: str, root: str, faults: list[str]) -> dict[str, int] | N
 
 
 def _may_live(attachment: dict[str, Any], root: str) -> bool:
-    """Whether the namespace may live. In a container it is gone if the host lacks its path, but has the path's directory."""
+    """Whether the attachment's namespace may exist. In a container, which sees only the host's files, it counts as gone
+    if its path is missing but the directory of the path exists."""
     return bool(attachment["alive"]) if root == "/" else not has_lost_path(attachment["netns"], partial(below, root))
 
 

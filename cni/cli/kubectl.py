@@ -1,4 +1,4 @@
-"""Calls of kubectl: the commands for a cluster reach it with kubectl's own configuration and rights."""
+"""Calls kubectl, so that railcni's commands for a cluster have kubectl's own configuration and rights."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class NodeAgent:
         return next(one for one in self.spec["containers"] if one["name"] == "agent")
 
     def argument(self, name: str) -> str:
-        """The argument --NAME=VALUE of the agent's container, as one string; "" if it has none."""
+        """The argument --NAME=VALUE of the agent's container for the option `name`; "" if the container has none."""
         return next((a for a in self.container.get("args", ()) if a.startswith(f"--{name}=")), "")
 
     def made(self, metadata: Object, seconds: float, *containers: Object, **spec: Any) -> Object:
@@ -58,8 +58,8 @@ class NodeAgent:
 
 
 def add_access(parser: argparse.ArgumentParser, before: bool = False, files: bool = True) -> None:
-    """Add --context, --agents-in and, if `files`, --kubeconfig. They may stand before a subcommand (`before`) and after
-    it; only the options before it have defaults."""
+    """Add --context, --agents-in and, if `files`, --kubeconfig. A user may write them before or after a subcommand.
+    `before`: this parser reads those before it, and sets the defaults."""
     default, namespace = ("", "railcni") if before else (argparse.SUPPRESS, argparse.SUPPRESS)
     about = "a context of kubectl's configuration; default: the current one"
     subcommand.option(parser, "--context", default, about, "NAME", shown=False)
@@ -70,7 +70,7 @@ def add_access(parser: argparse.ArgumentParser, before: bool = False, files: boo
 
 
 def run(options: argparse.Namespace, *arguments: str, given: str = "", timeout: float | None = None) -> Done:
-    """Run kubectl with `given` on stdin; no Ctrl-C ends a create or delete. Raises IoFailure or TimeoutExpired."""
+    """Run kubectl with `given` on stdin. Ctrl-C does not end a create or delete. Raises IoFailure or TimeoutExpired."""
     access = {"context": options.context, "kubeconfig": kubeconfig_of(options.kubeconfig)}
     if not shutil.which("kubectl"):
         raise IoFailure("kubectl is not on PATH: it is what reaches the cluster")
@@ -86,8 +86,8 @@ def run(options: argparse.Namespace, *arguments: str, given: str = "", timeout: 
 def execute(
     options: argparse.Namespace, where: Sequence[str], argv: Sequence[str], who: str, given: str, seconds: float = 0
 ) -> Done:
-    """Run `argv` in the container `where`, with `given` on stdin. Raises IoFailure, which names `who`, if it takes
-    longer than `seconds`."""
+    """Run `argv` by `kubectl exec`, with `given` on stdin, in the container that the arguments `where` select. Raises
+    IoFailure, which names `who`, if this takes longer than `seconds` (0: the default limit)."""
     seconds, stdin = seconds or SECONDS, ["--stdin"] if given else []
     try:  # kubectl's --request-timeout does not end an `exec`
         return run(options, "exec", *where, *stdin, "--", *argv, given=given, timeout=seconds)
@@ -110,7 +110,7 @@ def said(options: argparse.Namespace, *arguments: str, given: str = "") -> str:
 
 
 def why(stderr: str) -> str:
-    """kubectl's error: the last line of `stderr`, and the remedy if a right, a user or a kubeconfig is missing."""
+    """The last line of `stderr`, kubectl's error, with a remedy for a missing right, user or kubeconfig."""
     last = (stderr.strip().splitlines() or ["it said nothing"])[-1]
     if last == "error: EOF":  # kubectl asked for a user name and a password
         return "the context names no user: see `kubectl config view --minify`"
@@ -165,7 +165,7 @@ def temporary(options: argparse.Namespace, pods: Sequence[dict[str, Any]]) -> It
 
 
 def _delete(options: argparse.Namespace, names: Sequence[str], place: str) -> None:
-    """Delete pods, even during a second Ctrl-C. `place` is the option --namespace."""
+    """Delete the pods `names`; a Ctrl-C takes effect only afterwards. `place` is the option --namespace."""
     held = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     try:
         wanted = ("--wait=false", "--ignore-not-found", f"--request-timeout={SECONDS:g}s")
@@ -180,7 +180,7 @@ def _delete(options: argparse.Namespace, names: Sequence[str], place: str) -> No
 
 @contextmanager
 def access(options: argparse.Namespace) -> Iterator[str]:
-    """Yield the path of a temporary kubeconfig with kubectl's access to the cluster, for other clients."""
+    """Yield the path of a temporary kubeconfig with kubectl's access to the cluster, for clients other than kubectl."""
     found = read(options, "config", "view", "--raw", "--minify", "--flatten")
     # kubectl leaves the paths of a user's files relative to the folder of their kubeconfig
     given = options.kubeconfig or os.environ.get("KUBECONFIG") or os.path.expanduser("~/.kube/config")

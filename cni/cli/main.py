@@ -89,7 +89,8 @@ def main() -> int:
 
 
 def _open_streams() -> None:
-    """Open /dev/null for a closed stdin or stderr, so that no other file gets the number; make a piped stdout a _Pipe."""
+    """Open /dev/null for a closed stdin or stderr, so that no later file gets descriptor 0 or 2. If stdout is a pipe,
+    wrap it in _Pipe."""
     if sys.stdin is None:
         sys.stdin = _null(0, "r")
     if sys.stderr is None:
@@ -155,7 +156,7 @@ def _run() -> int:
 
 
 def _watch(options: argparse.Namespace) -> int:
-    """Run the listing again and again until Ctrl-C, or until nothing reads the output; return the last exit code."""
+    """Run a listing with -w repeatedly until Ctrl-C, or until nothing reads the output; return the last exit code."""
     output.Form.seen, code = {}, 0
     try:
         while True:

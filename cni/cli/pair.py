@@ -1,9 +1,9 @@
 """railcni test: tests a network between two nodes; without a network, the plugins on this machine (cni.cli.demo).
 
-The cluster's own Multus attaches two pods of the agents' image to the network, on two nodes. By `kubectl exec` the
-command runs `railcni test --inside` in each pod, which reads the MTU of the pod's link and pings the other pod. A
-second container, if the user names an image for it, measures RDMA. At the end the pods are deleted, and the leases of
-their addresses must be gone.
+The cluster's own Multus attaches two pods of the agents' image to the network, on two nodes. The command runs `railcni
+test --inside` in each pod by `kubectl exec`; this reads the MTU of the pod's link and pings the other pod. If the user
+names an image for RDMA, a second container of each pod runs it and measures RDMA. At the end the pods are deleted, and
+the leases of their addresses must be gone.
 """
 
 from __future__ import annotations
@@ -115,7 +115,8 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _inside() -> int:
-    """Print the MTU of this pod's link, and pings of the other pod, as JSON. stdin names the link and the addresses."""
+    """Print the MTU of this pod's link, and the results of pings to the other pod, as JSON. stdin has, as JSON, the
+    link's name, its addresses and the other pod's addresses."""
     try:
         asked = json.load(sys.stdin)
         ifname = asked["ifname"]
@@ -199,7 +200,7 @@ class _Test:
         return agent.made(annotated, 2 * options.timeout + _LEFT, *containers, **where)
 
     def _attached(self, pod: TestedPod, end: float) -> Observation:
-        """Wait until the pod runs and Multus has attached it, at most until the time `end`."""
+        """Wait until the pod runs and Multus has attached it, or until `end` (time.monotonic). Return the finding."""
         self._say(f"waiting until {pod.name} is attached")
         while True:
             document = kubectl.read(self._options, "get", "pod", pod.name, self._place)
@@ -253,7 +254,8 @@ class _Test:
         return [*found, *pings]
 
     def _answer(self, pod: TestedPod, asked: dict[str, Any]) -> Any:
-        """Run `railcni test --inside` in the pod; return the JSON that it prints. Raises IoFailure if it prints none."""
+        """Run `railcni test --inside` in the pod, with `asked` as JSON on stdin; return the JSON that it prints. Raises
+        IoFailure if it prints none."""
         done = self._execute(pod, "test", ["railcni", "test", "--inside"], json.dumps(asked))
         try:
             return json.loads(done.stdout)
@@ -302,7 +304,7 @@ class _Test:
         return [lease.text for lease in leases if lease.pod_name in names]
 
     def _released(self, before: list[str] | str) -> Observation:
-        """Wait until the pods are gone and their addresses free; `before` is the answer of `_leases` while they ran."""
+        """Wait until the pods are gone and their addresses free; `before` is the result of `_leases` before that."""
         if not before or isinstance(before, str):
             why = before or "the addresses are leased in no store of the cluster"
             return Observation(SKIPPED, "", str(why), check="released")

@@ -141,7 +141,8 @@ class _Way:
 def nccl_advice(
     sandbox: sandboxes.NamespaceView, devices: Devices, root: str = "/sys"
 ) -> tuple[dict[str, str], list[str]]:
-    """Return (variables for the containers of a pod, notes about them). Raises CniError if no port has a GID of the pod."""
+    """Return (environment variables with which NCCL uses the pod's ports, notes about them). Raises CniError if the pod
+    has no InfiniBand port, and no RoCE port has a GID of the pod."""
     ways = list(_ways(sandbox, devices, root))
     if not ways:
         raise CniError(_missing(sandbox, devices, root), code=100)
@@ -186,7 +187,8 @@ def _selection(chosen: Mapping[_Way, Gid]) -> tuple[dict[str, str], list[str]]:
 
 
 def choice(port: Port, is_v6: bool, network: Network | None) -> int:
-    """The GID index that NCCL 2.21 or newer chooses for the port when NCCL_IB_GID_INDEX is not set."""
+    """The GID index that NCCL 2.21 or newer chooses for the port when NCCL_IB_GID_INDEX is not set: among IPv6 or IPv4
+    addresses (`is_v6`), and only those in `network` if it is given."""
     table = {gid.index: gid for gid in port.gids}
     current = table.get(0) or Gid(0, "", "", "::", "")
     for index in sorted(table.keys() - {0}):
@@ -201,7 +203,7 @@ def choice(port: Port, is_v6: bool, network: Network | None) -> int:
 
 
 def wrong_index(value: str, ways: Sequence[tuple[str, Port]]) -> str:
-    """The reason why the GID index `value` of a variable is wrong for a link of the pod; "" when it suits all links.
+    """Why a GID index, the `value` of an environment variable, is wrong for a link of the pod; "" if it suits all.
 
     `ways` has (link name, port). A negative number, and "auto" of UCX, leave the choice to the library."""
     try:

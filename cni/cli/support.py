@@ -174,7 +174,8 @@ def _tree(name: str, directory: str) -> list[Part]:
 
 
 def _file(name: str, path: str, end: bool = False) -> Part:
-    """Read a file as a part. A large file is cut to its end if `end`, else missing; a binary file is missing."""
+    """Read a file as a part. If `end`, a file larger than MOST_BYTES is cut to its last bytes. Otherwise such a file is
+    a missing part, with the reason; a binary file always is."""
     try:
         if path.endswith(_CERTIFICATES):
             raise ValueError("certificates and keys are not gathered")
@@ -315,7 +316,8 @@ def _secrets_of(value: Any, depth: int = 0, hidden: bool = False) -> Iterator[st
 
 
 def _hides(key: str, holder: dict[Any, Any]) -> bool:
-    """Whether the value of `key` in `holder` is secret, by the key, or by the kind or the name in `holder`."""
+    """Whether the value of `key` in `holder` is secret, by its key; or since `holder` is a Secret; or, for the key
+    "value", by the member `name` of `holder`."""
     if key in ("data", "stringData") and holder.get("kind") == "Secret":
         return True
     return is_secret(str(holder.get("name"))) if key == "value" else is_secret(key)

@@ -40,7 +40,8 @@ REASONS = {  # why no worker served a call, by the letters that launcher.c write
 
 @dataclass(frozen=True)
 class Workers:
-    """The workers of a supervisor, the process that keeps them. It began at `since` (Unix time). They served `calls`."""
+    """The warm workers of one supervisor, the process that starts them. `since` is the start of the supervisor (Unix
+    time), `calls` the number of calls that the workers have served."""
 
     name: str
     supervisor: int
@@ -58,14 +59,15 @@ class Workers:
 
 
 def cold(root: str = "/") -> str:
-    """A key of REASONS, one letter, for each recent call that no warm worker served, oldest first; "" if unreadable."""
+    """The reasons why recent calls were served by no warm worker: for each call a letter, a key of REASONS, oldest
+    first. "" if the file with them cannot be read."""
     with suppress(OSError, ValueError):
         return read_regular(below(root, protocol.COLD), 1 << 17).decode("ascii", "replace")
     return ""
 
 
 def by_reason(letters: str) -> dict[str, int]:
-    """The number of cold calls by reason, in falling order."""
+    """The number of cold calls by reason, most frequent first; `letters` has a key of REASONS for each call."""
     return {REASONS.get(one, one): count for one, count in Counter(letters).most_common()}
 
 
@@ -140,7 +142,7 @@ def _sockets(root: str) -> list[str]:
 
 
 def _ask(path: str, what: str = protocol.STATUS) -> Workers:
-    """Send the request `what` to the worker that listens at `path`; return its answer, else a `fault` and 0 `workers`."""
+    """Send the request `what` to the worker that listens at `path`; return its answer, or one with a `fault`."""
     name, supervisor = os.path.basename(path).removesuffix(protocol.SOCKET), 0
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(_ANSWER_SECONDS)

@@ -123,7 +123,8 @@ def _folded(findings: Iterable[Observation]) -> list[Observation]:
 
 
 def features(report: DoctorReport) -> dict[str, str]:
-    """The node's labels by name. Their values seldom change, since each change is a write to the API server."""
+    """The node's labels for node-feature-discovery, by name. The values are chosen so that they seldom change, since
+    each change is a write to the API server."""
     ports = [p for p in report.facts.ports if p.is_active]
     rates = [int(p.speed) for p in ports if p.speed is not None]
     mtus = [p.roce_mtu for p in ports if p.roce_mtu is not None]

@@ -1,11 +1,11 @@
-"""Checks of the kernel: modules and the NICs that need them, device nodes in /dev/infiniband, the mode of RDMA's network
-namespaces, and the parameters because of which RDMA netdevs lose IP packets.
+"""Checks of the kernel: modules and the NICs that need them, device nodes in /dev/infiniband, the mode of RDMA's
+network namespaces, and the sysctls that can make RDMA netdevs drop IP packets.
 
-A built-in module may have no directory in /sys/module, but its other entries in sysfs are there: the classes infiniband
-(ib_core) and infiniband_verbs (ib_uverbs), and the misc device rdma_cm (rdma_ucm).
+A built-in module may have no directory in /sys/module. Then another entry in sysfs shows it: the class infiniband
+(ib_core), the class infiniband_verbs (ib_uverbs), or the misc device rdma_cm (rdma_ucm).
 
-Sources: drivers/infiniband/core/nldev.c (mode); Documentation/networking/ip-sysctl.rst (rp_filter, arp_*). Of the
-values for `all` and for the link, the larger one counts for rp_filter, arp_ignore and arp_announce.
+Sources: drivers/infiniband/core/nldev.c (mode); Documentation/networking/ip-sysctl.rst (rp_filter, arp_*). For
+rp_filter, arp_ignore and arp_announce, the larger of the values for `all` and for the link is in effect.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def _uppers(function: Function, root: str) -> set[str]:
 
 
 def check_modules(modules: Modules) -> Iterator[Observation]:
-    """Check the needed kernel modules, and that each RDMA NIC has its driver and its verbs driver."""
+    """Check that the needed kernel modules are loaded, and that each RDMA NIC has its PCI driver (such as mlx5_core)
+    and its verbs driver (such as mlx5_ib)."""
     for name, _, why in _NEEDED if "ib_core" in modules.loaded else ():  # else `check_devices` reports it
         if name in modules.loaded:
             yield ok(name, "loaded")
@@ -106,7 +107,8 @@ def check_modules(modules: Modules) -> Iterator[Observation]:
 
 
 def check_nodes(root: str, dev: str, chosen: Collection[str] | None = None) -> Iterator[Observation]:
-    """Find device nodes that are missing or wrong: of all verbs devices and rdma_cm, or only those in `chosen`."""
+    """Check the device nodes in the folder `dev`/infiniband: those of all verbs devices in sysfs (`root`) and of
+    rdma_cm, or only those in `chosen`."""
     folder = f"{root}/class/infiniband_verbs"
     places = {name: f"{folder}/{name}" for name in sorted(names_in(folder)) if name.startswith("uverbs")}
     for name, place in {**places, "rdma_cm": f"{root}/class/misc/rdma_cm"}.items():
@@ -157,10 +159,10 @@ def check_devices(names: Sequence[str], modules: Modules, moved: bool) -> Iterat
 
 @dataclass(frozen=True)
 class LinkParameters:
-    """The kernel parameters in effect for a link; None if not read.
+    """The kernel parameters in effect for a link; a parameter is None if it could not be read.
 
-    `answers` maps each IPv4 subnet of the link, and ELSEWHERE, to the name of the link by which replies to peers there
-    leave ("" for no route). It is empty unless rp_filter is strict."""
+    `answers` is empty unless rp_filter is strict. It maps each IPv4 subnet of the link, and ELSEWHERE (all other
+    addresses), to the link by which replies to peers in that subnet are sent ("" for no route)."""
 
     rp_filter: int | None = None
     arp_ignore: int | None = None
@@ -178,8 +180,8 @@ def netns_mode() -> str:
 
 
 def check_mode(mode: str, moves_devices: bool, sharing: Sequence[str]) -> Iterator[Observation]:
-    """Find exclusive mode. It is a fault if the plugin `rdma` is missing (`moves_devices` is false), or if links of
-    pods share a NIC, as macvlans do (`sharing`)."""
+    """Report the mode of RDMA's network namespaces. Exclusive mode is a fault if the plugin `rdma` is not installed
+    (`moves_devices` is false), or if pods share a NIC by macvlan or similar links (`sharing`)."""
     subject = "RDMA netns mode"
     if not mode:
         yield unknown(subject, "the kernel does not say: RDMA netlink is not there, or refused")
@@ -197,7 +199,7 @@ def check_mode(mode: str, moves_devices: bool, sharing: Sequence[str]) -> Iterat
 
 
 def read_parameters(netdev: str, networks: Sequence[str] = (), proc: str = "/proc") -> LinkParameters:
-    """The parameters of a link of this thread's namespace; `networks` are its IPv4 addresses with prefix lengths."""
+    """Read the kernel parameters of a link in this thread's namespace; `networks` has its IPv4 addresses as CIDRs."""
     values = {}
     for name in ("rp_filter", "arp_ignore", "arp_announce"):
         each = [text(f"{proc}/sys/net/ipv4/conf/{where}/{name}") for where in ("all", netdev)]
@@ -206,7 +208,8 @@ def read_parameters(netdev: str, networks: Sequence[str] = (), proc: str = "/pro
 
 
 def _answers(networks: Sequence[str]) -> dict[str, str]:
-    """The link by which replies leave this thread's namespace, for each subnet of `networks` and ELSEWHERE."""
+    """For each subnet of `networks`, and for ELSEWHERE (all other addresses), the link by which this thread's namespace
+    sends replies to peers there."""
     found: dict[str, str] = {}
     with Rtnl() as rtnl:
         names = {link.index: link.name for link in rtnl.links()}
@@ -225,7 +228,7 @@ def _answers(networks: Sequence[str]) -> dict[str, str]:
 
 
 def check_parameters(read: Mapping[str, LinkParameters], subnets: Mapping[str, Sequence[str]]) -> Iterator[Observation]:
-    """Find strict reverse path filters that drop packets, and links of one subnet that answer ARP for each other."""
+    """Find strict reverse path filters that drop packets, and links that answer ARP for another link's addresses."""
     for netdev, parameters in read.items():
         yield _check_filter(netdev, parameters)
     for subnet, netdevs in subnets.items():
@@ -240,7 +243,8 @@ def check_parameters(read: Mapping[str, LinkParameters], subnets: Mapping[str, S
 
 
 def _check_filter(netdev: str, parameters: LinkParameters) -> Observation:
-    """Judge strict rp_filter: a fault if it drops packets from the link's subnets, advice if only from elsewhere."""
+    """Judge the rp_filter of a link. Strict mode is a fault if it drops packets from the link's own subnets, and gives
+    advice if it drops only packets from other addresses."""
     value = parameters.rp_filter
     if value is None:
         return unknown(netdev, "rp_filter cannot be read")

@@ -3,10 +3,10 @@ of GPUs.
 
 Source: Documentation/ABI/testing/sysfs-bus-pci (current_link_*, max_link_*), sysfs-kernel-iommu_groups. Registers in
 the file `config` are those of include/uapi/linux/pci_regs.h: a list of capabilities begins at 0x34, a list of extended
-ones at 0x100. Only root can read beyond the first 64 bytes, which have no capability.
+capabilities at 0x100. Only root can read beyond the first 64 bytes, which contain no capability.
 
-Three ways lead to the memory of GPUs: the module nvidia_peermem, its predecessor nv_peer_mem, and DMA-BUF, which
-NVIDIA's open kernel modules offer on Linux 5.12 and newer (GPUDirect RDMA documentation;
+A NIC can reach the memory of GPUs by one of three means: the module nvidia_peermem, its predecessor nv_peer_mem, or
+DMA-BUF, which NVIDIA's open kernel modules offer on Linux 5.12 and newer (GPUDirect RDMA documentation;
 drivers/infiniband/core/umem_dmabuf.c).
 """
 
@@ -49,9 +49,10 @@ class PcieLink:
 
 @dataclass(frozen=True)
 class PcieFunction:
-    """A NIC's PCI function: its current link, its best link, and the best link of the port above it. `domain` is the
-    type of its IOMMU group: "identity" passes DMA through, "DMA" and "DMA-FQ" translate it, "": no group.
-    `relaxed_ordering` is on, off, or the reason why that is not known. `unread` is the reason why a link is not known."""
+    """A NIC's PCI function. `now` is its current link, `best` the best link that the card supports, and `slot_best` the
+    best that the port above the card supports. `domain` is the type of its IOMMU group: "identity" passes DMA through,
+    "DMA" and "DMA-FQ" translate it, "" means no group. `relaxed_ordering` is True, False, or the reason why it is not
+    known. `unread` is the reason why a link is not known."""
 
     name: str
     address: str
@@ -68,7 +69,7 @@ Bridges = dict[str, bool | str]
 
 
 def read(nics: Iterable[tuple[str, str]], root: str = "/sys") -> list[PcieFunction]:
-    """Read the functions of `nics`, which are (verbs device, PCI address)."""
+    """Read the PCI functions of `nics`, given as (verbs device, PCI address)."""
     found = []
     for name, address in nics:
         place, above = f"{root}/bus/pci/devices/{address}", device(address, root).above[-1:]
@@ -80,14 +81,14 @@ def read(nics: Iterable[tuple[str, str]], root: str = "/sys") -> list[PcieFuncti
 
 
 def read_bridges(topology: Topology, root: str = "/sys") -> Bridges:
-    """Read the PCI bridges above each GPU and NIC that share a PCIe switch."""
+    """Read the ACS setting of each PCI bridge above a GPU and a NIC that share a PCIe switch."""
     pairs = [(a, b) for a in topology.gpus for _, b in topology.nics if topology.distance(a, b) in (PIX, PXB)]
     near = {bridge for pair in pairs for one in pair for bridge in one.above if is_address(bridge)}
     return {b: _read(redirects_peers, f"{root}/bus/pci/devices/{b}") for b in sorted(near)}
 
 
 def check_links(functions: Sequence[PcieFunction]) -> Iterator[Observation]:
-    """Find links that are slower or narrower than both ends allow (a fault), or than the card allows (advice)."""
+    """Find PCIe links with less bandwidth than both ends support (a fault), or than the card supports (advice)."""
     for function in functions:
         subject = f"{function.name} ({function.address})"
         now, best, slot = function.now, function.best, function.slot_best
@@ -106,7 +107,8 @@ def check_links(functions: Sequence[PcieFunction]) -> Iterator[Observation]:
 
 
 def check_settings(functions: Sequence[PcieFunction], bridges: Bridges) -> Iterator[Observation]:
-    """Find settings that cost speed: ordered writes, translated DMA, ACS that sends GPU-NIC traffic through the host."""
+    """Find settings that cost speed: relaxed ordering is off, the IOMMU translates DMA, or ACS sends traffic between a
+    GPU and a NIC through the host bridge."""
     for function in functions:
         subject = f"{function.name} ({function.address})"
         if isinstance(function.relaxed_ordering, str):
@@ -151,7 +153,8 @@ def _link(place: str, which: str) -> PcieLink:
 
 
 def _read(setting: Callable[[bytes], bool | None], place: str) -> bool | str:
-    """The `setting` of the PCI device at `place`, or the reason why it is not known."""
+    """Read a setting of the PCI device with the sysfs folder `place`: the function `setting` takes it from the
+    configuration space. If it is not known, return the reason."""
     try:
         with open(f"{place}/config", "rb") as file:
             config = file.read(4096)
@@ -166,20 +169,22 @@ def _read(setting: Callable[[bytes], bool | None], place: str) -> bool | str:
 
 
 def relaxed_ordering(config: bytes) -> bool | None:
-    """Whether relaxed ordering of the function's writes is on; None if that cannot be read."""
+    """Whether `config`, a configuration space, enables relaxed ordering; None if its register cannot be read."""
     control = _register(config, _EXPRESS, _DEVICE_CONTROL)
     return None if control is None else bool(control & _RELAXED_ORDERING)
 
 
 def redirects_peers(config: bytes) -> bool | None:
-    """Whether ACS of a bridge sends traffic between devices below it to the host bridge; None if unknown."""
+    """Whether ACS of a bridge sends traffic between devices below the bridge up to the host bridge; None if `config`,
+    the bridge's configuration space, is too short."""
     if len(config) <= _FIRST_EXTENDED:
         return None
     return bool((_register(config, _ACS, _ACS_CONTROL, is_extended=True) or 0) & _REDIRECTS)
 
 
 def _register(config: bytes, wanted: int, offset: int, is_extended: bool = False) -> int | None:
-    """The 16 bits at `offset` in the first capability `wanted`; None if there is none, or `config` ends before them."""
+    """The 16-bit register at `offset` in the first capability with the ID `wanted`; None if the configuration space
+    `config` lacks this capability, or ends before the register."""
     first, end = (_FIRST_EXTENDED, len(config)) if is_extended else (0x40, min(len(config), _FIRST_EXTENDED))
     at = first if is_extended else int.from_bytes(config[_FIRST : _FIRST + 1], "little") & ~3
     for _ in range(_MOST):

@@ -1,7 +1,8 @@
 """Checks of RDMA in pods: each address of a link over a RoCE port needs a GID whose netdev is that link.
 
-A link is over a port if it is a macvlan or the like on the port's netdev, directly or on its VLANs and bonds, or if it
-is that netdev, moved into the pod. The checks of all pods are pure, those of one pod are not.
+A pod's link is over an RDMA port in two cases: it is the port's netdev, moved into the pod; or it is a macvlan or
+similar link on that netdev, or on a VLAN or bond above that netdev. The checks of all pods are pure, those of a single
+pod are not.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class AttachedLink:
 
 @dataclass(frozen=True)
 class PodNeed:
-    """The verbs device below a link, its device node in /dev/infiniband, and kubelet's resources that offer it."""
+    """What a pod needs for one of its links: the verbs device below the link, the device's node in /dev/infiniband, and
+    the extended resources of kubelet that offer the device."""
 
     link: str
     device: str
@@ -66,7 +68,7 @@ class PodProcess:
     """A process in a pod: its RDMA device nodes, and its limit of locked memory in bytes (`memlock`).
 
     A value is None if this user may not see it. `gpus`: the process has device nodes of NVIDIA's GPUs. `indexes` has
-    (name, value) of variables with a GID index. `may_lock`: a capability lets the process exceed `memlock`.
+    (name, value) of the environment variables that set a GID index. `may_lock`: a capability lifts the limit.
     """
 
     pid: int
@@ -81,8 +83,8 @@ class PodProcess:
 def needs(
     links: Iterable[AttachedLink], functions: Sequence[Function], registered: Mapping[str, Collection[str]]
 ) -> list[PodNeed]:
-    """The device needs of the links. railcni's device plugin and the SR-IOV device plugin name a device in `registered`,
-    kubelet's device IDs by resource, after its NIC or function."""
+    """What the pods need for `links`. `registered` maps each resource of kubelet to its device IDs; railcni's device
+    plugin and the SR-IOV device plugin derive these IDs from the NIC or function."""
     found = []
     for link in links:
         devices = {port.device for port in link.ports}
@@ -96,7 +98,8 @@ def needs(
 
 
 def check(links: Sequence[AttachedLink]) -> Iterator[Observation]:
-    """Find lost addresses, those without a GID, and links whose MTU, unlike the port's, is too small for RoCE MTU 4096."""
+    """Find recorded addresses that a link has lost, addresses without a GID, and links whose MTU is too small for RoCE
+    MTU 4096 although the port's MTU is large enough."""
     for link in links:
         interface = link.interface
         wanted = (interface.name, rdma_sysfs.ROCE_V2)
@@ -132,7 +135,8 @@ def check(links: Sequence[AttachedLink]) -> Iterator[Observation]:
 def check_links(
     sandbox: NamespaceView, links: Sequence[AttachedLink], recorded: Sequence[str], here: Mapping[str, SandboxInterface]
 ) -> Iterator[Observation]:
-    """Find links of the pod that are gone or down, and masters that are down. `here`: the links of this namespace."""
+    """Find links of the pod that are gone or down, and links whose master is down. `recorded` names the links that the
+    records have for the pod; `here` has the links of this namespace by name."""
     over_ports = {link.interface.name for link in links}
     names = [interface.name for interface in sandbox.interfaces]
     for name in recorded:
@@ -164,7 +168,7 @@ def check_pod(
     processes: Sequence[PodProcess],
     needed: Sequence[PodNeed] = (),
 ) -> Iterator[Observation]:
-    """Check that a pod has a link over an RDMA port; check its kernel parameters, device nodes and limits."""
+    """Check that a pod has a link over an RDMA port, and check its kernel parameters, device nodes and limits."""
     who = sandbox.owner or "this namespace"
     if not links:
         names = ", ".join(i.name for i in sandbox.interfaces if i.name != "lo") or "none"
@@ -214,7 +218,7 @@ def _check_indexes(subject: str, process: PodProcess, links: Sequence[AttachedLi
 
 
 def check_peer(sandbox: NamespaceView, links: Sequence[AttachedLink], peer: str) -> list[Observation]:
-    """Ping the peer from the pod's namespace, with a small packet and with a packet of the link's whole MTU."""
+    """Ping `peer` from the pod's namespace, with a small packet, and with a packet as large as the link's MTU."""
     if not peer:
         return [Observation(SKIPPED, "a peer", "not looked at: name the address of another pod with --peer")]
     wanted = ipaddress.ip_address(peer)
@@ -252,7 +256,8 @@ def _parameters(sandbox: NamespaceView, links: Sequence[SandboxInterface]) -> di
 
 
 def processes(sandbox: NamespaceView, proc: str = "/proc") -> list[PodProcess]:
-    """Up to _MOST_PROCESSES processes of the pod, lowest PIDs first, without a runtime's helpers, which see host files."""
+    """Up to _MOST_PROCESSES processes of the pod, lowest PIDs first. Processes in the pod's network namespace that have
+    the host's root directory, such as a runtime's helpers, are left out."""
     found: list[PodProcess] = []
     inode = inode_of(sandbox.netns) if sandbox.netns else 0
     for pid in sorted(int(n) for n in os.listdir(proc) if n.isdigit()) if inode else ():
@@ -290,8 +295,9 @@ def _nodes(folder: str) -> tuple[str, ...] | None:
 
 @dataclass(frozen=True)
 class PodClaim:
-    """A ResourceClaim that kubelet or the driver (`railcni dra`) has recorded. `pods` has the UIDs of its pods. `record` is
-    the driver's; None if the claim is not prepared. `is_specified`: the CDI specification exists, or is not needed."""
+    """A ResourceClaim that kubelet or the driver (`railcni dra`) has recorded. `pods` has the UIDs of its pods.
+    `record` is the driver's record; None if the driver has not prepared the claim. `is_specified`: the CDI
+    specification exists, or is not needed."""
 
     name: str
     pods: tuple[str, ...]
@@ -300,8 +306,8 @@ class PodClaim:
 
 
 def read_claims(kubelet: str, root: str = "") -> list[PodClaim]:
-    """The claims with this driver's devices in kubelet's file, then those that only the driver has recorded. Raises
-    OSError or ValueError if the file or a record cannot be read."""
+    """Read the claims for devices of `railcni dra`: those in kubelet's file below the folder `kubelet`, then those that
+    only the driver has recorded. Raises OSError or ValueError if the file or a record cannot be read."""
     entries, found = _claims_of_kubelet(f"{kubelet}/dra_manager_state"), []
     prepared = {one["uid"]: one for one in records(records_folder(kubelet))}  # read last: a claim is prepared first
     for entry in entries:
@@ -325,7 +331,7 @@ def _claims_of_kubelet(path: str) -> list[dict[str, Any]]:
 
 
 def check_node_claims(claims: Sequence[PodClaim], kubelet: str) -> Iterator[Observation]:
-    """Count the prepared claims. Find those whose pods are all gone: kubelet keeps a folder for each pod that is there."""
+    """Count the prepared claims; find those whose pods are all gone: kubelet has no folder for such a pod."""
     prepared = [claim for claim in claims if claim.record is not None]
     lost = [c for c in prepared if not any(os.path.isdir(f"{kubelet}/pods/{uid}") for uid in c.pods)]
     if prepared:
@@ -342,7 +348,7 @@ def check_claims(
     functions: Sequence[Function],
     ports: Sequence[Port],
 ) -> Iterator[Observation]:
-    """Find claims that are not prepared, devices that are gone or down, and devices without a link of the pod."""
+    """Find claims that are not prepared, devices that are gone or down, and devices that no link of the pod uses."""
     known = {function.id: function for function in functions}
     for claim in claims:
         subject = f"ResourceClaim {claim.name}"

@@ -1,13 +1,17 @@
-"""Checks of verbs devices. Of each port: state, MTU, GID table, and errors since the port's start or during a watch. Of
-NICs of one kind: whether one is slower or has older firmware. Of netdevs: the settings that keep RoCE from losing
-packets, which are priority flow control (PFC), packet priorities, and ECN.
+"""Checks of verbs devices, by subject:
 
-A counter that grows during traffic shows a fault of cable or switch, or congestion. The cause of older errors may be gone.
+- a port: state, MTU, GID table, and errors since the port's start or during a watch;
+- NICs of one model: whether one is slower than the others, or has older firmware;
+- a netdev: the settings that keep RoCE from losing packets: priority flow control (PFC), packet priorities, ECN.
 
-PFC and the priorities of DSCPs come from the driver by netlink (cni.shared.kernel.dcb). NVIDIA's driver package also
-has files: qos/trust and ecn/roce_{np,rp}/enable/PRIORITY below /sys/class/net/NETDEV, and tc/1/traffic_class below the
-verbs device. The kernel's rdma_cm has the default type of service in configfs (default_roce_tos). A program may
-choose another type of service for its packets (NCCL_IB_TC).
+A counter that grows during traffic shows a fault of cable or switch, or congestion. The cause of older errors may be
+gone.
+
+PFC and the map from DSCPs to priorities are read from the driver by netlink (cni.shared.kernel.dcb). NVIDIA's driver
+package also has files: qos/trust and ecn/roce_{np,rp}/enable/PRIORITY below /sys/class/net/NETDEV, and
+tc/1/traffic_class below the verbs device. The default type of service of the kernel's rdma_cm is in configfs
+(default_roce_tos). A program may choose another type of service for its packets (NCCL_IB_TC).
+
 Sources: Documentation/ABI/testing/configfs-rdma_cm of the kernel; NVIDIA's documentation of MLNX_OFED, "Flow Control"
 and "RoCE".
 """
@@ -42,8 +46,8 @@ _LOSSY = "RoCE loses packets under load, and then slows down by far"
 
 
 def check_state(ports: Sequence[Port], uses: Mapping[str, str], up: Mapping[str, bool]) -> Iterator[Observation]:
-    """Find ports that are not ACTIVE: a fault if the port is used, or if no port is active. `uses` has the user of
-    each netdev in use, and `up` whether a netdev is administratively up."""
+    """Find ports that are not ACTIVE. This is a fault if the port is in use, or if no port is active. `uses` maps
+    netdevs in use to their users; `up` tells whether a netdev is administratively up."""
     any_active = any(port.is_active for port in ports)
     for port in ports:
         found = f"{port.state or 'of unknown state'} ({port.physical_state or 'physical state unknown'})"
@@ -70,7 +74,8 @@ def _remedy(port: Port, up: bool | None) -> str:
 
 
 def check_mtu(ports: Sequence[Port], management: Collection[str]) -> Iterator[Observation]:
-    """Find netdevs whose MTU leaves RDMA less than 4096 bytes. `management`: netdevs with the node's own traffic."""
+    """Find netdevs whose MTU is too small for RoCE MTU 4096: a fault, but only advice for netdevs in `management`,
+    which carry the node's own traffic."""
     least = rdma_sysfs.MTU_FOR_WHOLE_ROCE
     healthy = f"MTU {least} or more, so RoCE MTU {rdma_sysfs.WHOLE_ROCE_MTU}; 9000 is usual"
     for port in (port for port in ports if port.is_active and port.is_roce):
@@ -118,7 +123,8 @@ def _subject(port: Port) -> str:
 
 
 def check_counters(now: PortCounts, before: PortCounts, seconds: float) -> Iterator[Observation]:
-    """Find errors of ports in the `seconds` since the counters `before`; if `before` is {}, since each port's start."""
+    """Find ports whose error counters grew from `before` to `now`, in `seconds`. If `before` is {}, find ports with
+    many errors since their start."""
     for port, values in now.items():
         faults, former = [], before.get(port, {})
         for counter, count in values.items():
@@ -162,8 +168,8 @@ def check_siblings(devices: Sequence[VerbsDevice]) -> Iterator[Observation]:
 
 
 def check_guids(devices: Sequence[VerbsDevice], root: str = "/sys") -> Iterator[Observation]:
-    """Find RoCE and InfiniBand devices without a node GUID: RDMA CM cannot use these. A new virtual function of mlx5
-    has none. EFA never has one, and is left out."""
+    """Find RoCE and InfiniBand devices that RDMA CM cannot use, since they have no node GUID. A new virtual function of
+    mlx5 has none. EFA devices never have one, and are not checked."""
     for device in devices:
         guid = text(f"{root}{rdma_sysfs.CLASS}/{device.name}/node_guid")
         is_ethernet = any(port.is_roce for port in device.ports)
@@ -183,11 +189,12 @@ def _version(firmware: str) -> list[int]:
 
 @dataclass(frozen=True)
 class Congestion:
-    """The settings of a netdev. `pfc`: the lossless priorities. `ecn`: the priorities for which the NIC is an ECN
-    notification point and reaction point. Both are None if unknown. `trust` is "dscp", "pcp" or "" (unknown).
+    """The congestion settings of a netdev. `pfc`: the lossless priorities. `ecn`: the priorities for which the NIC is
+    an ECN notification point and reaction point. Both are None if unknown. `trust` is "dscp", "pcp" or "" (unknown).
 
-    `dscp` maps DSCPs to priorities, if the driver shows them. `classes` maps the name of a setting to the type of
-    service (ToS, 8 bits) that it sets. `has_vlan`: a VLAN on the netdev tags packets with a priority. `pci`: an address.
+    `dscp` maps DSCPs to priorities, if the driver shows them. `classes` maps the name of a setting, such as
+    default_roce_tos, to its type of service (ToS, 8 bits). `has_vlan`: a VLAN on the netdev tags packets with a
+    priority. `pci` is the PCI address.
     """
 
     pfc: tuple[int, ...] | None = None
@@ -201,7 +208,8 @@ class Congestion:
 
 
 def read_congestion(port: Port, driver: str, root: str = "/sys", live: bool = True) -> Congestion:
-    """The settings of the port's netdev. Netlink is asked only if the netdev is in this thread's namespace (`live`)."""
+    """Read the congestion settings of the port's netdev: from sysfs, and by netlink only if the netdev is in this
+    thread's namespace (`live`)."""
     told = None
     if live:
         with Rtnl() as socket:
@@ -229,7 +237,7 @@ def read_congestion(port: Port, driver: str, root: str = "/sys", live: bool = Tr
 
 
 def _classes(port: Port, root: str) -> dict[str, int]:
-    """The types of service other than 0, the default, by the name of their setting."""
+    """The port's default types of service (ToS) that are not 0, by the name of the setting."""
     by_cm = text(f"{root}/kernel/config/rdma_cm/{port.device}/ports/{port.number}/default_roce_tos")
     by_driver = _TOS_OF_TC.search(text(f"{root}/class/infiniband/{port.device}/tc/{port.number}/traffic_class"))
     found = {"default_roce_tos": by_cm, "traffic_class": by_driver[1] if by_driver else ""}
@@ -237,7 +245,7 @@ def _classes(port: Port, root: str) -> dict[str, int]:
 
 
 def check_congestion(read: Mapping[str, Congestion]) -> Iterator[Observation]:
-    """Yield the faults in each netdev's settings, or one finding for a netdev without a fault."""
+    """Yield a finding for each fault in a netdev's congestion settings, or one finding for a netdev without a fault."""
     for netdev, told in read.items():
         found = f"PFC {_listed(told.pfc)}, trust {told.trust or 'unknown'}, ECN {_listed(told.ecn)}"
         faults = list(_congestion_faults(netdev, told))
@@ -251,7 +259,7 @@ def check_congestion(read: Mapping[str, Congestion]) -> Iterator[Observation]:
 
 
 def _congestion_faults(netdev: str, told: Congestion) -> Iterator[tuple[str, str, str]]:
-    """Yield the faults in a netdev's settings, as (reason, wanted, remedy)."""
+    """Yield the faults in a netdev's congestion settings `told`, as (reason, wanted setting, remedy)."""
     one = "PFC on the one priority of RoCE (3 by convention), here and on the switches"
     set_pfc = f"mlnx_qos -i {netdev} --trust dscp --pfc 0,0,0,1,0,0,0,0 (or `dcb pfc set`), as your switches have it"
     if told.pfc == () and told.ecn == ():
@@ -268,7 +276,7 @@ def _congestion_faults(netdev: str, told: Congestion) -> Iterator[tuple[str, str
 
 
 def _missed(netdev: str, told: Congestion, pfc: tuple[int, ...]) -> Iterator[tuple[str, str, str]]:
-    """Yield the settings that give RoCE packets a lossy priority, as (reason, wanted, remedy)."""
+    """Yield settings that give RoCE packets a priority not in `pfc`, the lossless ones, as (reason, wanted, remedy)."""
     lossless = ", ".join(map(str, pfc))
     if told.trust == "pcp" and 0 not in pfc and (told.classes or not told.has_vlan):
         marked = "".join(f", {place} {tos}," for place, tos in told.classes.items())

@@ -1,4 +1,4 @@
-"""The facts that the checks judge, the checks in the order in which they are made, and their findings as a report."""
+"""The facts that the checks judge, the checks in the order in which they are run, and the report of their findings."""
 
 from __future__ import annotations
 
@@ -52,8 +52,9 @@ class NodePlaces:
 
 @dataclass
 class NodeFacts:
-    """Facts about the node at `places`; with `pod` (NAMESPACE/POD or a namespace's path) only about that pod. Port
-    errors are counted for `watch` seconds, or since each port's start if `watch` is 0."""
+    """Facts about the node whose files are at `places`. If `pod` (NAMESPACE/POD, or the path of a network namespace) is
+    given, the facts are about this pod alone. Port errors are counted for `watch` seconds, or since each port's start
+    if `watch` is 0."""
 
     places: NodePlaces = field(default_factory=NodePlaces)
     pod: str = ""
@@ -106,7 +107,7 @@ class NodeFacts:
 
     @property
     def nics(self) -> list[tuple[str, str]]:
-        """The physical functions, as (verbs device, PCI address); for one pod only those below its links."""
+        """RDMA NICs' physical functions as (verbs device, PCI address); for one pod only those below its links."""
         devices = {port.device for port in self.ports}
         physical = [d for d in self.devices if d.pci and not d.is_virtual_function]
         return [(d.name, d.pci) for d in physical if not self.pod or d.name in devices]
@@ -121,7 +122,7 @@ class NodeFacts:
 
     @cached_property
     def management(self) -> Collection[str]:
-        """The links with the node's own traffic, and the lower links that carry these."""
+        """The links that carry the node's own traffic, and the links below them, such as a bond's ports."""
         proc = self.places.proc
         return topology.uplinks(f"{proc}/self" if self.places.live else proc, self.places.sys)
 
@@ -152,8 +153,8 @@ class NodeFacts:
 
     @cached_property
     def uses(self) -> dict[str, str]:
-        """The netdevs in use, each with its user: a network of this node, a pod's link, or an address of the node. For
-        one pod only the netdevs below its links."""
+        """The user of each netdev in use, by netdev: a network of this node, a pod's link, or an address of the node.
+        For one pod only the netdevs below its links."""
         found: dict[str, str] = {}
         if self.pod:
             return {port.netdev: str(link) for link in self.attached for port in link.ports}
@@ -180,7 +181,7 @@ class NodeFacts:
 
     @property
     def pod_records(self) -> list[str]:
-        """The names of the pod's links in this node's records."""
+        """The names of the links that this node's attachment records have for the pod."""
         return [ifname for netns, ifname in self._recorded if netns == self.chosen.netns]
 
     @cached_property
@@ -228,8 +229,8 @@ class NodeFacts:
 
     @cached_property
     def congestion(self) -> dict[str, Congestion]:
-        """The congestion settings by netdev, for the netdevs of this namespace that carry RoCE. For a bond, those of its
-        ports; for a virtual function or subfunction, whose netdev may be in a pod, those of the physical function."""
+        """The congestion settings of RoCE netdevs in this namespace, by netdev: of a bond's ports instead of the bond,
+        and of the physical function instead of a virtual function or subfunction, whose netdev may be in a pod."""
         sys = self.places.sys
         devices = {device.name: device for device in self.devices}
         found: dict[str, Congestion] = {}
@@ -243,7 +244,7 @@ class NodeFacts:
         return found
 
     def _card_of(self, device: inventory.VerbsDevice) -> inventory.VerbsDevice:
-        """The verbs device of the physical function of `device`; `device` itself if there is none in sight."""
+        """The verbs device of the physical function of `device`; `device` itself if that is not in this namespace."""
         own = sysfs.pci_above(rdma_sysfs.path_of(device.name, self.places.sys))
         physical = sysfs.physical_function_of(own, self.places.sys) or own
         if physical == device.pci:
@@ -392,7 +393,7 @@ class DoctorReport:
         return not self.faults
 
     def document(self) -> dict[str, Any]:
-        """The report as JSON, with the node's verbs devices and the distances of GPUs and NICs."""
+        """The report as JSON, with the node's verbs devices and the distances between GPUs and NICs."""
         columns, rows = topology.table(self.facts.topology)
         return {
             "node": topology.text(f"{self.facts.places.proc}/sys/kernel/hostname"),
@@ -414,7 +415,7 @@ def examine(facts: NodeFacts) -> DoctorReport:
 
 def run(checks: Iterable[Check], facts: NodeFacts) -> list[Observation]:
     """Run `checks` in order; return their findings. An error becomes a finding, and the other checks still run. A
-    missing right of this user gives the level UNKNOWN."""
+    finding that is due to a missing right of this user has the level UNKNOWN."""
     found: list[Observation] = []
     stopped: dict[str, str] = {}  # by the name of a faulty or skipped check: the title of the faulty one
     for check in checks:
@@ -435,7 +436,7 @@ def run(checks: Iterable[Check], facts: NodeFacts) -> list[Observation]:
 
 
 def _as_seen(finding: Observation) -> Observation:
-    """The finding, with the level UNKNOWN if a missing right of this user caused it."""
+    """The finding, with its level changed to UNKNOWN if the cause is a missing right of this user."""
     if finding.level in (FAULT, UNKNOWN) and is_denied(finding.found):
         return replace(finding, level=UNKNOWN, healthy="", remedy=REMEDY)
     return finding

@@ -1,7 +1,8 @@
-"""Checks of a node's software: plugins, networks in net.d, the store of leases, and the limits that containers inherit.
+"""Checks of a node's software: plugins, networks in net.d, the store of leases, and limits that containers inherit.
 
-RDMA locks the memory that it registers. A container may lock as much as its runtime (proc(5), /proc/PID/limits), or any
-amount if the capability IPC_LOCK is effective in it. Kubernetes makes it effective only in containers that run as root.
+RDMA locks the memory that it registers. A container inherits the limit of its runtime (proc(5), /proc/PID/limits). The
+capability IPC_LOCK lifts the limit if it is effective in the container; Kubernetes makes it effective only in
+containers that run as root.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ POLICIES = {  # bindings of admission policies, by the file below conf/kubernete
 
 @dataclass(frozen=True)
 class NetworkFile:
-    """A file of net.d: the names of its networks, the types of their plugins, their masters and devices, and the
-    findings of `railcni nad lint`."""
+    """A network configuration file in net.d: the names of its networks, the types of their plugins, the host links that
+    they name (`masters`), and the findings of `railcni nad lint`."""
 
     path: str
     names: tuple[str, ...] = ()
@@ -73,8 +74,8 @@ def check_plugins(folders: Sequence[str]) -> Iterator[Observation]:
 
 
 def _plugin(path: str, ours: bool) -> Observation:
-    """Check that a plugin answers VERSION; find its release, which Go's plugins print if they are called without a verb
-    (skel of containernetworking/cni), or with --version (rdma, multus-shim)."""
+    """Check that a plugin answers VERSION, and find its release. Go's plugins print it if they are called without a
+    verb (skel of containernetworking/cni), or with --version (rdma, multus-shim). `ours`: it is railcni's."""
     healthy, remedy = "a plugin that answers VERSION", "install it again"
     try:
         about = _run([path], {})
@@ -133,7 +134,8 @@ def check_networks(files: Sequence[NetworkFile], folders: Sequence[str], directo
 
 
 def check_policy(masters: Collection[str]) -> Iterator[Observation]:
-    """Check that the node's policy (allowed masters and paths) can be read, and allows `masters`, those of present links."""
+    """Check that the node's policy, a file with the allowed masters and paths, can be read, and that it allows
+    `masters`, the masters of the links that exist now."""
     policy.forget()
     try:
         found = policy.current()
@@ -149,14 +151,15 @@ def check_policy(masters: Collection[str]) -> Iterator[Observation]:
 
 
 def _store_of(config: str) -> stores.Choice | None:
-    """The store that the flat file (whereabouts.conf) `config` names; by default of the installed file, None without one."""
+    """The store of leases that the flat file (whereabouts.conf) `config` names. "" means the installed flat file;
+    return None if there is none."""
     if not config and not any(os.path.exists(path) for path in source.PATHS):
         return None
     return stores.of_flat_file(config)
 
 
 def check_store(config: str = "") -> Iterator[Observation]:
-    """Ask the store of the flat file `config`, by default the installed file, for its pools."""
+    """Check that the lease store named by the flat file `config` answers; "" means the installed flat file."""
     subject, begun = "store: the flat file's", time.monotonic()
     try:
         choice = _store_of(config)
@@ -181,7 +184,7 @@ def check_store(config: str = "") -> Iterator[Observation]:
 
 
 def check_admission(has_dra: bool, config: str = "") -> Iterator[Observation]:
-    """Find missing bindings of admission policies in the cluster that the flat file names.
+    """Find missing ValidatingAdmissionPolicyBindings in the cluster that the flat file (whereabouts.conf) names.
 
     `has_dra`: check also the bindings for the DRA driver. Yields no finding if this user may not read bindings."""
     files = [file for file in POLICIES if has_dra or not file.startswith("dra/")]
@@ -211,7 +214,7 @@ def check_admission(has_dra: bool, config: str = "") -> Iterator[Observation]:
 
 
 def check_pending(state: str) -> Iterator[Observation]:
-    """Report the pending releases: the addresses that a DEL could not release in their store."""
+    """Report the pending releases: addresses that a DEL could not release in their store of leases."""
     for attachment in recorded.pending(directory=state):
         remedy = "make that store reachable; `railcni ipam flush` tries again, and with --drop gives up"
         subject = f"pending release: {recorded.named(attachment)}"
@@ -247,7 +250,7 @@ def memlock_of(process: str) -> int | None:
 
 
 def check_runtimes(proc: str = "/proc") -> Iterator[Observation]:
-    """Find running container runtimes whose containers can lock little memory."""
+    """Find running container runtimes whose limit of locked memory, which containers inherit, is low."""
     pids = sorted(int(name) for name in names_in(proc) if name.isdigit())
     running = [(pid, name) for pid in pids if (name := text(f"{proc}/{pid}/comm")) in _RUNTIMES]
     if not running:

@@ -1,4 +1,4 @@
-"""railcni ipam: `pools`, `leases` and `show` print which pod has which address; `flush` retries failed DELs and releases."""
+"""railcni ipam: `pools`, `leases` and `show` print pools and leases; `flush` retries failed DELs and releases."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ _LEASES |= {"container": "containerID", "since": "created", "node": "node"}  # t
 
 
 def register(commands: subcommand.Commands, anywhere: bool = False) -> list[argparse.ArgumentParser]:
-    """Add the command `ipam`, or with `anywhere` only its commands that need no node; return their parsers."""
+    """Add the command `ipam`, or with `anywhere` only those of its subcommands that can run outside of a node. Return
+    the parsers of the subcommands."""
     about = "show pools and leases, find and free the leases of pods that are gone"
     of_ipam = subcommand.add_group(commands, "ipam", about, "COMMAND")
     pools = subcommand.add(of_ipam, "pools", "list the pools, with their size and use", run=_pools, lists=True)
@@ -69,7 +70,7 @@ def register(commands: subcommand.Commands, anywhere: bool = False) -> list[argp
 
 
 def _read(options: argparse.Namespace, pool: str = "") -> tuple[list[Choice], list[Snapshot]]:
-    """Read the chosen stores; with `pool` only that pool. Return (stores, their contents)."""
+    """Read the stores of leases that the options choose, or only the pool `pool` of them. Return (stores, contents)."""
     choices = stores.choose(options)
     with output.progress() as say:
         return choices, [read(choice, say, pool) for choice in choices]
@@ -99,7 +100,7 @@ def _pools(options: argparse.Namespace) -> int:
 
 
 def _print_unread(found: Iterable[Snapshot]) -> int:
-    """Print the faults that kept objects from being read; return the exit code."""
+    """Print why objects in the stores could not be read; return the exit code, 1 if there are such objects."""
     unread = [fault for snapshot in found for fault in snapshot.unread]
     for fault in unread:
         output.print_fault(f"railcni: {fault}")
@@ -139,7 +140,7 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _place(choice: Choice, leases: list[Lease]) -> None:
-    """Add the node of the living pod to each lease that names no node, if this user may read pods."""
+    """For each lease without a node, set the node of its living pod, if this user may read pods."""
     cluster = Cluster(choice.kubeconfig, choice.namespace)
     try:
         for lease in leases:
@@ -151,7 +152,7 @@ def _place(choice: Choice, leases: list[Lease]) -> None:
 
 
 def document(lease: Lease) -> dict[str, Any]:
-    """A lease as JSON; `created` in UTC, "" where it is not known."""
+    """The JSON object of a lease. `created` is in UTC, or "" if the time is not known."""
     at = datetime.fromtimestamp(lease.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     created = at if lease.sequence else lease.since
     attached = {"network": lease.network, "containerID": lease.container_id, "ifname": lease.ifname}
@@ -180,7 +181,7 @@ def _flush(options: argparse.Namespace) -> int:
 
 
 def _unended() -> dict[tuple[str, str, str], dict[str, Any]]:
-    """The attachments with a pending release or DEL, or without their namespace, by their identity."""
+    """The attachments with a pending release or DEL, or a namespace that is gone, by (network, containerID, ifname)."""
     waiting = {}
     for one in recorded.found():
         is_gone = one["netns"] and not one["alive"]
@@ -202,7 +203,7 @@ def _print_flushed(options: argparse.Namespace, ended: Collection[Any], left: Co
 
 
 def _drop(options: argparse.Namespace) -> int:
-    """List the pending releases, and drop them if the user agrees; return the number of dropped releases."""
+    """List the pending releases, and give them up if the user agrees. Return the number of releases given up."""
     pending = recorded.pending()
     out = output.console(sys.stdout if options.output == "table" else sys.stderr)
     for attachment in pending:
@@ -216,7 +217,8 @@ def _drop(options: argparse.Namespace) -> int:
 
 
 def _pool(text: str) -> str:
-    """The pool for `text`: a pool name, or a CIDR of a network without network_name. Raises ValueError for other text."""
+    """Convert `text` to a pool's name: it is the name, or the CIDR of a network without network_name. Raises ValueError
+    for other text."""
     if "/" in text:
         parse_cidr(text)
     elif not text or text.strip() != text:

@@ -1,4 +1,5 @@
-"""railcni ipam audit: compares pools, reservations and indexes with living pods. It changes nothing.
+"""railcni ipam audit: compares leases and reservations with living pods, and a file store's index with its leases. It
+changes nothing.
 
 All objects are read twice, a moment apart, since attachments come and go between the reading of the leases and of the
 pods. A finding is reported only if both readings have it. The report is JSON, which `railcni ipam reclaim` reads.
@@ -31,7 +32,8 @@ _KEYS = {f.name: f.name for f in fields(Finding)} | {"container_id": "containerI
 
 @dataclass(frozen=True)
 class Report:
-    """The part of a report that `reclaim` reads: the identities of the stores, the time, and the findings to reclaim."""
+    """The part of a report that `reclaim` reads: the identities of the stores, the time of the audit, and the findings
+    whose leases or reservations are to be freed."""
 
     stores: Sequence[Mapping[str, Any]]
     created: datetime
@@ -93,7 +95,8 @@ def seen_twice(choices: Sequence[Choice], say: Callable[[str], object]) -> snaps
 
 
 def _pending(found: Sequence[Finding], unread: list[str]) -> Iterator[Finding]:
-    """Yield this node's pending releases that `found` lacks. If records are unreadable, add the reason to `unread`."""
+    """Yield a finding for each pending release of this node that is not in `found`. If the node's attachment records
+    cannot be read, add the reason to `unread`."""
     told = {(f.network, f.container_id, f.ifname) for f in found if f.kind == RELEASE_PENDING}
     try:
         for attachment in recorded.pending():

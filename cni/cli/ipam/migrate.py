@@ -1,10 +1,11 @@
 """railcni ipam migrate: copies leases from one store to another, verifies them, and updates this node's records.
 
-Nothing is written if an address has another holder in the target. No node may run an ADD of the networks meanwhile. A
-lease that a DEL frees in the source is freed in the target too. Without --remove-source the source stays as it was.
+Nothing is written if an address has another holder in the target. No node may run an ADD of the networks meanwhile. If
+a DEL frees a lease in the source, the copy in the target is freed too. Without --remove-source the source stays as it
+was.
 
-Between the IPPools and the AddressLeases of a cluster, leases are moved, since each range is in only one of the two
-(cni.cli.ipam.move). On the way to AddressLeases, ADDs may go on until their pool is closed.
+Between a cluster's two stores, IPPools and AddressLeases, leases are moved instead of copied, since only one of the
+stores may have a range (cni.cli.ipam.move). In a move to AddressLeases, ADDs may go on until their pool is closed.
 """
 
 from __future__ import annotations
@@ -105,9 +106,10 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _complete(found: Snapshot, network: str) -> None:
-    """Add the missing network to leases of IPPools; remove the node from a lease whose boot or namespace is unknown.
+    """Set the network of each lease that names none: `network`, or else the only network of the pool. Remove the node
+    from a lease without boot ID or namespace, which that node would take for a lease of an earlier boot.
 
-    Raises InvalidConfig for leases of IPAMClaims or of an unknown network.
+    Raises InvalidConfig for leases of IPAMClaims, and if the network of a lease is not known.
     """
     if claimed := ", ".join([lease.text for lease in found.leases if lease.claimed][:10]):
         why = f"addresses of IPAMClaims cannot be kept elsewhere: {claimed}"
@@ -127,7 +129,7 @@ def _complete(found: Snapshot, network: str) -> None:
 
 
 def _of_node(leases: Iterable[Lease], node: str) -> list[Lease]:
-    """The leases of `node`, for its file store. Raises InvalidConfig if the node of a lease is not known."""
+    """The leases of `node`, to be copied to its file store. Raises InvalidConfig if a lease names no node."""
     if unknown := [lease for lease in leases if not lease.node]:
         raise InvalidConfig(
             f"a file store has the leases of one node, and that of {_shown(unknown[0])} ({unknown[0].holder()}) is not"
@@ -137,7 +139,7 @@ def _of_node(leases: Iterable[Lease], node: str) -> list[Lease]:
 
 
 def _claim(store: Store, group: list[Lease]) -> Claimed | Taken | Unknown:
-    """Claim the leases of one attachment; return the answer. Retry if the outcome is unknown or the store changed."""
+    """Claim the leases `group` of one attachment; return the store's answer. Retry after a temporary one."""
     attempts = Pauses(monotonic() + SECONDS)
     places = {lease.place for lease in group}
     made: list[Lease] = []  # leases of an earlier claim whose outcome was unknown
@@ -157,7 +159,7 @@ def _claim(store: Store, group: list[Lease]) -> Claimed | Taken | Unknown:
 def read_host_local(
     directory: str, network: str, network_name: str, ranges: list[Range], host: str, cache: Cache
 ) -> list[Lease]:
-    """Read the leases in `directory`. `ranges` and `network_name` determine the pool of each lease.
+    """Read host-local's leases in `directory`. `ranges` and `network_name` determine the pool of each lease.
 
     `network` names the CNI network; "" means the name of `directory`. Raises InvalidConfig for an address in no range.
     """
@@ -202,7 +204,7 @@ def remove_host_local(directory: str, lease: Lease) -> bool:
 
 def _host_local_entry(path: str) -> tuple[str, str, int] | None:
     """The content of a lease file: (containerID, ifname, time of writing in ns since 1970); None if the file is gone.
-    Older versions wrote no ifname; it was eth0 then."""
+    If the file has no ifname, as older versions wrote it, the ifname is eth0."""
     with worded(f"{path} cannot be read"), suppress(FileNotFoundError):
         lines = read_whole(path).decode("utf-8", "replace").split()
         container, ifname = lines[0] if lines else "", lines[1] if len(lines) > 1 else "eth0"
@@ -222,7 +224,7 @@ def _shown(lease: Lease) -> str:
 
 
 class _Migration:
-    """A migration of leases from one store to another. A missing source, or the target as source, is refused.
+    """A migration of leases from one store to another. It is refused if the source is missing, or is the target.
 
     `_pools` are the IPPools if leases are moved between a cluster's IPPools and AddressLeases; else None.
     """
@@ -246,9 +248,11 @@ class _Migration:
         self._progress: Callable[[str], object] = str
 
     def run(self, progress: Callable[[str], object]) -> dict[str, int]:
-        """Copy until the target has all leases. Raises InvalidConfig, with nothing written, if another holds an address.
+        """Copy until the target has all leases. Raises InvalidConfig, with nothing written, if an address has another
+        holder in the target.
 
-        Returns the numbers of leases and of this node's records by kind of change; a dry run only predicts them.
+        Returns a count for each kind of change to leases and to this node's records; a dry run only predicts the
+        counts.
         """
         options, self._progress = self._options, progress
         self._progress("reading the source")
@@ -280,7 +284,7 @@ class _Migration:
         return {**copied, "removed": removed, "records": records}
 
     def _read(self) -> list[Lease]:
-        """Read the source's leases. For a move to IPPools, first make AddressLeases refuse claims in the pools."""
+        """Read the source's leases. In a move to IPPools, AddressLeases first have to refuse claims in these pools."""
         leases = self._read_source()
         while self._pools and not self._pools.refuse(leases):
             leases = self._read_source()
@@ -308,16 +312,16 @@ class _Migration:
         return len(leases) if is_done else self._opened(self._source, leases).release(leases)
 
     def _opened(self, choice: Choice, leases: Iterable[Lease], use: int = CREATE) -> Store:
-        """Open a store. `use` is READ, or CREATE to make a missing store. An IPPool store locks the pools of `leases`.
-        In a move between a cluster's stores, each store accepts claims in ranges that the other store has."""
+        """Open the store `choice`. `use` is READ, or CREATE to make a missing store. An IPPool store locks the pools of
+        `leases`. In a move between a cluster's two stores, each accepts claims in ranges that the other has."""
         store_ref: dict[str, Any] = {**choice.store_ref, "moves": self._pools is not None}
         if choice.kind == "kubernetes":
             store_ref["pools"] = sorted({lease.pool for lease in leases})
         return kinds.open_store(store_ref, use, seconds=SECONDS)
 
     def _planned(self, leases: list[Lease]) -> tuple[list[list[Lease]], list[Lease]]:
-        """Return (leases to copy to the target, a list for each attachment; leases that the target already has).
-        Raises InvalidConfig if an address has another holder there."""
+        """Return (leases to copy to the target, a list for each attachment; leases that the target already has). Raises
+        InvalidConfig if an address has another holder in the target."""
         self._progress(f"comparing {len(leases)} leases")
         copy: dict[tuple[object, ...], list[Lease]] = {}
         there, conflicts = [], []
@@ -351,14 +355,15 @@ class _Migration:
             self._progress(f"{len(self._copied)} leases copied")
 
     def _take_back(self, leases: list[Lease]) -> None:
-        """Release copied leases that are no longer in the source: a DEL has freed them there."""
+        """Release copied leases in the target if a DEL has freed them in the source, which now has `leases`."""
         there = {lease.key() for lease in leases}
         if gone := [lease for key, lease in self._copied.items() if key not in there]:
             self._taken_back += self._opened(self._target, gone).release(gone)
             self._copied = {key: lease for key, lease in self._copied.items() if key in there}
 
     def _switch_records(self, leases: list[Lease]) -> int:
-        """Replace the source by the target in this node's records, each under its lock; return how many changed."""
+        """Change the store in this node's records from the source to the target, for the attachments of `leases` and of
+        closed pools. Return the number of changed records."""
         source_ref = self._source.store_ref
         moved = {lease.attachment.key() for lease in leases}
         closed = self._pools.closed() if self._pools else set()

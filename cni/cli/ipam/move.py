@@ -1,9 +1,10 @@
 """The steps that move the leases of a range between the two stores of a cluster, IPPools and AddressLeases.
 
-The field `range` of an IPPool says which store has the range. To AddressLeases: the leases are copied. Then one patch,
-which tests the resourceVersion, closes the pool: it removes the allocations, and replaces the range by a text that is no
-CIDR. Go's whereabouts and every version of railcni refuse an ADD from a closed pool. To IPPools: first another such text
-closes the range for AddressLeases too. Then the leases are copied into the pool, and a patch restores its range.
+The field `range` of an IPPool says which store has the range. In a move to AddressLeases, the leases are copied first.
+Then one patch, which tests the resourceVersion, closes the pool: it removes the allocations, and replaces the range by
+a text that is no CIDR. Go's whereabouts and every version of railcni refuse an ADD from a closed pool. In a move to
+IPPools, another such text is written first, so that AddressLeases refuse claims in the range too. Then the leases are
+copied into the pool, and a patch restores its range.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Pools:
         self._moved: list[Lease] = []
 
     def moved_from(self, found: Snapshot) -> list[Lease]:
-        """Keep the versions of the pools in `found`, for `close`. Return the leases of the pools that `close` has closed.
-        Raises InvalidConfig if a network has node_slice_size."""
+        """Remember the resourceVersions of the pools in `found`, which `close` compares. Return the leases of the pools
+        that `close` has closed so far. Raises InvalidConfig if a network has node_slice_size."""
         if sliced := [n.name for n in found.networks if n.sliced]:
             why = "it has node_slice_size, which datastore addresslease does not take"
             remedy = "Leave it out of that network first"
@@ -45,7 +46,8 @@ class Pools:
         return self._moved
 
     def switch(self, leases: list[Lease]) -> bool:
-        """Close or open the pools after all `leases` were copied. Return False if the leases must be read again."""
+        """After all `leases` were copied, close the pools in a move to AddressLeases, or open them in a move to
+        IPPools. Return False if the leases must be read again."""
         return self.close(leases) if self.closes else not self._mark(MOVING, "")
 
     def close(self, leases: list[Lease]) -> bool:
@@ -71,8 +73,8 @@ class Pools:
         return closed
 
     def _replace(self, document: dict[str, Any], text: str) -> None:
-        """Write `text` as the range of a pool. If it is no CIDR, which closes the pool, remove the allocations. Raises
-        Conflict if the pool has changed since it was read, NotFound if it was deleted."""
+        """Write `text` as the range of the pool `document`. If `text` marks the pool as closed, remove the allocations
+        too. Raises Conflict if the pool has changed since it was read, NotFound if it was deleted."""
         metadata = document["metadata"]
         members: dict[str, Any] = {"/spec/range": text}
         if text.startswith((MOVED, MOVING)):
@@ -86,8 +88,8 @@ class Pools:
         return {document["metadata"]["name"] for document in self._api.list_all(POOLS) if objects.is_closed(document)}
 
     def refuse(self, leases: list[Lease]) -> bool:
-        """Before a move to the pools, make AddressLeases refuse claims in closed pools and in the pools of `leases`.
-        Return False if some of these pools did not refuse claims before."""
+        """Before a move to IPPools, make AddressLeases refuse claims in the closed pools, and in those of `leases`.
+        Return False if claims in some of these pools were accepted until now."""
         if self.closes:
             return True
         known = {document["metadata"]["name"] for document in self._api.list_all(POOLS)}
@@ -100,13 +102,14 @@ class Pools:
         return not self._mark(MOVED, MOVING) and refused
 
     def finish(self, kind: str) -> None:
-        """Write `kind` as the store of nodes that join the cluster, if an agent has written another kind. Let
-        AddressLeases accept claims in pools that an interrupted move to IPPools has closed for both stores."""
+        """Record `kind` as the store of the cluster's nodes, if another kind is recorded. If an interrupted move to
+        IPPools has closed pools for both stores, let AddressLeases accept claims in them again."""
         self._mark(MOVING, MOVED)
         self._cluster.move(kind)
 
     def _mark(self, former: str, sign: str) -> bool:
-        """Replace the prefix `former` of closed pools' ranges by `sign`. Return False if no pool had this prefix."""
+        """Replace the prefix `former` by `sign` in the range of each IPPool that has it; such a prefix marks a closed
+        pool. Return False if no pool had the prefix."""
         found = [one for one in self._api.list_all(POOLS) if objects.range_text(one).startswith(former)]
         for document in found:
             with suppress(Conflict, NotFound):  # an ADD or another run has changed the pool; the next reading shows it

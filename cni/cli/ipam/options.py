@@ -37,7 +37,8 @@ def add_options(parser: argparse.ArgumentParser, files: bool = True, pods: bool 
 def named(options: argparse.Namespace) -> list[Choice]:
     """The stores that the options name. Raises InvalidConfig or UnsupportedField if the flat file has a fault.
 
-    A cluster has two stores. An audit, or options that name only the cluster, get both: an address may be in both.
+    A cluster has two stores, and an address may be in both. An audit gets both stores, and so does a command whose
+    options name only the cluster.
     """
     path, namespace = kubeconfig_of(options.kubeconfig), options.namespace or ""
     found = Choice({"kind": "file", "path": os.path.abspath(options.data_dir)}) if options.data_dir else None
@@ -57,8 +58,8 @@ def named(options: argparse.Namespace) -> list[Choice]:
 
 
 def choose(options: argparse.Namespace) -> list[Choice]:
-    """The stores that the options name, without those that the cluster does not define. A message names a store that
-    this user may not read."""
+    """The stores that the options name, without stores whose resource the cluster does not define. A store that this
+    user may not read is left out too, with a message."""
     found = named(options)
     if len(found) == 1:
         return found
@@ -84,7 +85,7 @@ def choose(options: argparse.Namespace) -> list[Choice]:
 
 
 def told(choices: Sequence[Choice]) -> str:
-    """The text of the stores in messages."""
+    """The names of the stores, as text for a message."""
     *others, last = choices
     return " and ".join([*(OF_STORES[choice.kind][1] for choice in others), str(last)])
 

@@ -2,9 +2,10 @@
 
 The report alone frees nothing. All stores are read again, at least a grace period later. A lease that is unchanged and
 again dead is read once more right before it is freed. The store frees only this lease: it tests the resourceVersion of
-pool, AddressLease or reservation, or all fields that identify the lease. A lease that has changed, or whose address
-may be in use, stays. Only the lease's node knows this: `railcni` looks on its own machine, `kubectl railcni` asks the
-node's agent. Without an answer the lease stays, unless the pod's containers have ended or the node is off.
+pool, AddressLease or reservation, or all fields that identify the lease. A lease that has changed, or whose address may
+be in use, stays. Only the lease's node knows whether its address is in use: `railcni` looks on its own machine,
+`kubectl railcni` asks the node's agent. Without an answer the lease stays, unless the pod's containers have ended or
+the node is off.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ def _reclaim(made: Report, choices: list[Choice], options: argparse.Namespace) -
 
 
 class _Found:
-    """A chosen store with its snapshot `seen`. Raises InvalidConfig if `seen` has neither records nor pods."""
+    """A store with its snapshot `seen`, to reclaim from. Raises InvalidConfig if `seen` has no records and no pods."""
 
     def __init__(self, choice: Choice, seen: Snapshot, options: argparse.Namespace) -> None:
         if seen.records is None and seen.pods is None:
@@ -144,8 +145,8 @@ class _Found:
         self._leases = {(lease.pool, lease.text, lease.container_id, lease.ifname): lease for lease in seen.leases}
 
     def elsewhere(self, finding: Finding) -> Lease | None:
-        """The lease of the finding if the agent of its node must be asked whether the address is in use, else None.
-        With `options.ask` this node's agent is asked too: a container with this command may not see the namespaces."""
+        """The finding's lease if the agent of the lease's node must be asked whether the address is in use, else None.
+        With `options.ask` this node's agent is asked too: a container may not see the namespaces."""
         lease = self._lease(finding)
         if self._options.force or lease is None or finding.kind == LEASE_OF_ENDED_POD:
             return None
@@ -169,8 +170,8 @@ class _Found:
         return seen.agents is not None and not blocker(lease, seen.nodes, None, False, named, seen.agents)
 
     def free(self, finding: Finding, told: Told) -> None:
-        """Free the finding's lease or reservation; `told` has the answers of the leases' nodes. Raises Changed or Kept if
-        it must stay, CniError on a failure."""
+        """Free the finding's lease or reservation. `told` has the agents' answers, by lease. Raises Changed or Kept if
+        the lease or reservation must stay, CniError on a failure."""
         options, lease = self._options, self._lease(finding)
         if lease is None:
             raise Changed("it is gone")
@@ -195,7 +196,7 @@ class _Found:
         self._freed.add(lease.attachment)
 
     def _check(self, finding: Finding, lease: Lease) -> None:
-        """Raise Changed unless the lease, read again, makes the same finding."""
+        """Judge the lease or reservation, read again, by the audit's rules. Raises Changed if the finding differs."""
         if not finding.pool:
             reserved = self._cluster.reservation(lease) if self._cluster else None
             if reserved is None or reserved.uid != finding.reservation[1]:
@@ -229,7 +230,7 @@ class _Found:
 
 
 def _wait(made: Report, grace: float, say: Callable[[str], object]) -> None:
-    """Wait until the report `made` is `grace` seconds old: the next reading is then at least a grace period later."""
+    """Wait until the audit report `made` is `grace` seconds old; only then are the stores read again."""
     age = (datetime.now(UTC) - made.created).total_seconds()
     end = time.monotonic() + min(grace - age, grace)
     while (left := end - time.monotonic()) > 0:

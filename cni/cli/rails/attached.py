@@ -1,4 +1,5 @@
-"""The rails (links over the NICs of a group) of pods in this node's records: state, comparison, pings of a peer."""
+"""The rails of pods in this node's records. A rail is a link over one NIC of a group. Functions read the state of the
+rails, compare them, and ping a peer."""
 
 from __future__ import annotations
 
@@ -33,9 +34,10 @@ _SECONDS = 2.0
 
 @dataclass
 class AttachedRail:
-    """A rail of a pod in a record. `ifname` is the link in the sandbox, `carrier` the host's netdev below that link.
+    """A pod's rail in this node's records: `ifname` is the link in the pod's namespace, `carrier` the host's netdev
+    below it.
 
-    `look` adds the state: addresses, GIDs by address, faults. `ping` adds round trips in ms by the peer's address.
+    `look` adds the state: addresses, GIDs by address, faults. `ping` adds round-trip times in ms by the peer's address.
     """
 
     rail: Rail
@@ -67,7 +69,7 @@ class AttachedRail:
 
     @property
     def indexes(self) -> list[int]:
-        """The host number of each address in its subnet."""
+        """The index of each address: its host number in its subnet."""
         return [int(a.ip) - int(a.network.network_address) for a in self.addresses]
 
     def document(self) -> dict[str, Any]:
@@ -153,8 +155,8 @@ def look(attached: AttachedRail) -> AttachedRail:
 
 
 def check(rails: Sequence[AttachedRail]) -> None:
-    """Add the state to each rail. In a group whose pods have the same index on all rails, add a fault for each address
-    whose index differs from that of most addresses."""
+    """Add the state to each rail. If a group gives a pod the same index (host number in the subnet) on all rails, add a
+    fault for each address whose index differs from that of most addresses."""
     for rail in rails:
         look(rail)
     for group in {rail.rail.group for rail in rails}:
@@ -168,7 +170,8 @@ def check(rails: Sequence[AttachedRail]) -> None:
 
 
 def peer_of(text: str, rails: Sequence[AttachedRail], sandboxes: Sequence[NamespaceView]) -> Peer:
-    """A peer's addresses by rail. `text` is an index on each rail, an address with this index, or a pod of this node.
+    """A peer's addresses by rail. `text` is the peer's index (its host number in each rail's subnet), an address with
+    this index, or a pod of this node.
 
     Raises InvalidConfig when the address is in no rail's subnet, or no such pod is on this node.
     """

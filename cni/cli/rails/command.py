@@ -105,7 +105,7 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _node_nics(rails: Sequence[attached.AttachedRail]) -> list[dict[str, Any]]:
-    """The NICs that carry rails, in the order of the rails, then the other NICs with verbs devices, as JSON objects."""
+    """The NICs that carry rails, in the order of the rails, and then the other RDMA NICs, as JSON objects."""
     devices = [d for d in inventory.read() if not d.is_virtual_function]
     known = {p.netdev: d for d in devices for p in d.ports if p.netdev}
     carriers = [a.carrier for a in sorted(rails, key=lambda a: a.key) if a.carrier]
@@ -145,13 +145,13 @@ def _rail(rail: attached.AttachedRail) -> dict[str, Any]:
 
 
 def objects(plan: Rails, rails: Sequence[PlannedRail], ours: bool = False) -> list[dict[str, Any]]:
-    """All objects, in the order in which to apply them. `ours`: for `railcni device-plugin`."""
+    """The group's Kubernetes objects, in the order to apply them. `ours`: they are for `railcni device-plugin`."""
     nads = [nad(plan, rails, rail) for rail in (rails[:1] if plan.oneNetwork else rails)]
     return [resources(plan, rails, ours), *nads, pod(plan, rails)]
 
 
 def nad(plan: Rails, rails: Sequence[PlannedRail], rail: PlannedRail) -> dict[str, Any]:
-    """The NetworkAttachmentDefinition of one rail, or with `oneNetwork` of all."""
+    """The NetworkAttachmentDefinition of `rail`; if the plan has `oneNetwork`, that of all rails together."""
     metadata: dict[str, Any] = {"name": rail.name, "namespace": plan.namespace}
     if plan.type != "macvlan" or plan.oneNetwork:  # a macvlan names its master, and needs no device
         metadata["annotations"] = {RESOURCE_NAME: f"{plan.resourcePrefix}/{rail.resource}"}
@@ -186,8 +186,8 @@ def network(plan: Rails, rails: Sequence[PlannedRail], rail: PlannedRail) -> dic
 
 
 def resources(plan: Rails, rails: Sequence[PlannedRail], ours: bool = False) -> dict[str, Any]:
-    """The ConfigMap of the device plugin that offers the NICs, as shared ones or as SR-IOV functions. With `ours`, the
-    ConfigMap of `railcni device-plugin`, which also makes VFs."""
+    """The ConfigMap for the device plugin that offers the NICs, either as shared devices or as SR-IOV functions. With
+    `ours` it is for `railcni device-plugin`, and may also ask for VFs to be made."""
     listed = []
     for nics in [rails] if plan.oneNetwork else [[rail] for rail in rails]:
         names = {"resourcePrefix": plan.resourcePrefix, "resourceName": nics[0].resource}
@@ -207,12 +207,12 @@ def resources(plan: Rails, rails: Sequence[PlannedRail], ours: bool = False) -> 
 
 
 def _nics(rails: Sequence[PlannedRail]) -> list[str]:
-    """The NIC of each rail, by its netdev if that is known."""
+    """The NIC of each rail: the name of its netdev, or its PCI address if the netdev is not known."""
     return [rail.nic.netdev or rail.nic.pci for rail in rails]
 
 
 def _selectors(plan: Rails, rails: Sequence[PlannedRail]) -> dict[str, Any]:
-    """The selectors of the NICs. A range of VFs after a PF's name excludes the PF."""
+    """The device plugin's selectors of the NICs. "PF#0-7" selects eight VFs of a PF, and not the PF itself."""
     netdevs = [rail.nic.netdev for rail in rails]
     if plan.type == "macvlan":
         return {"ifNames": netdevs}
@@ -223,7 +223,7 @@ def _selectors(plan: Rails, rails: Sequence[PlannedRail]) -> dict[str, Any]:
 
 
 def _policy(plan: Rails, rails: Sequence[PlannedRail]) -> dict[str, Any]:
-    """The VFs of all NICs, as a member of `virtualFunctions`."""
+    """The entry for `virtualFunctions` in the device plugin's configuration that makes the VFs of all NICs."""
     netdevs = [rail.nic.netdev for rail in rails]
     chosen = {"pfNames": netdevs} if all(netdevs) else {"rootDevices": [rail.nic.pci for rail in rails]}
     mtu = {"mtu": plan.mtu} if plan.mtu else {}

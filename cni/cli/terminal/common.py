@@ -12,8 +12,8 @@ from cni.shared.records import STATE
 
 
 class Known(NamedTuple):
-    """An option with one meaning in all commands. Without a metavar it has no value. `old` is another spelling, which
-    --help does not show."""
+    """An option with one meaning in all commands. It takes no value if `metavar` is None. `old` is another spelling,
+    which --help does not show."""
 
     flags: str
     metavar: str | None

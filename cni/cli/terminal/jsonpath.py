@@ -21,7 +21,7 @@ Parts = list[tuple[str, str | None, Any]]  # (text, path or None, Parts in a {ra
 
 
 def read(template: str) -> Parts:
-    """Parse `template`. Raises ValueError if it is no template, or names no path."""
+    """Parse `template`. Raises ValueError if its syntax is wrong, or if it has no {PATH}."""
     parts: Parts = []
     open_parts, at = [parts], 0
     while found := _PART.match(template, at):
@@ -40,7 +40,8 @@ def read(template: str) -> Parts:
 
 
 def fill(parts: Parts, here: Any, root: Any) -> str:
-    """The text of a template for the value `here` of the document `root`. Raises InvalidConfig if a path does not suit."""
+    """Fill in a template for the value `here` of the document `root`. Raises InvalidConfig if a path has a key for a
+    list, or a number for an object."""
     texts = []
     for text, path, inner in parts:
         values = [] if path is None else _values(path, here, root)
@@ -52,7 +53,7 @@ def fill(parts: Parts, here: Any, root: Any) -> str:
 
 
 def _values(path: str, here: Any, root: Any) -> list[Any]:
-    """The values at `path` in `here`, or in `root` if the path begins with $; none where a key is missing."""
+    """The values at `path` in `here`, or in `root` if the path begins with $; a missing key gives no value."""
     values = [root if path.startswith("$") else here]
     for step in _STEP.finditer(path):
         key, number = step["quoted"] or re.sub(r"\\(.)", r"\1", step["key"] or ""), step["number"]

@@ -30,7 +30,8 @@ Rows = Iterable[Sequence[object]]
 
 
 class Form:
-    """The form of all output of this call, by --no-headers, -o wide and -w. `seen` has the rows that -w has printed."""
+    """How this process prints, by its options --no-headers, -o wide and -w (watch). `seen` has the rows that a listing
+    with -w has printed last, by listing; None without -w."""
 
     headers = True
     is_wide = False
@@ -38,7 +39,7 @@ class Form:
 
 
 def _new(name: object, rows: Sequence[Any]) -> tuple[list[Any], bool]:
-    """Return (rows to print, whether a listing `name` came before). With -w, rows that it had are left out."""
+    """Return (rows to print, whether the listing `name` was printed before). With -w only new rows are printed."""
     if Form.seen is None:
         return list(rows), False
     before = Form.seen.get(name)
@@ -73,9 +74,9 @@ def plain(text: str) -> str:
 
 
 def print_table(columns: Sequence[str], rows: Rows, empty: str = "none", least: Sequence[str] = ()) -> None:
-    """Print a table with the heads `columns`; None is an empty cell, and a row may lack its last cells. Without rows
+    """Print a table with the headings `columns`; None is an empty cell, and a row may lack its last cells. Without rows
     print `empty` on stderr and nothing on stdout, so that `wc -l` counts 0. On a narrow terminal the columns `least`
-    are left out first. With -w each further call prints the new rows alone, without a head."""
+    are left out first. With -w each call after the first prints only new rows, without headings."""
     rows = [(*("" if c is None else c for c in row), *[""] * (len(columns) - len(row))) for row in rows]
     new, is_repeated = _new(tuple(columns), rows)
     if not new:
@@ -112,7 +113,7 @@ def print_table(columns: Sequence[str], rows: Rows, empty: str = "none", least: 
 
 
 def print_paragraph(head: str, text: str | Text) -> None:
-    """Print `text` after `head`; on a terminal the further lines of `text` begin below its first."""
+    """Print `text` after `head`; on a terminal, further lines of `text` are aligned with its first line."""
     from rich.table import Table
 
     out = console()
@@ -144,7 +145,8 @@ def counted(number: int, noun: str) -> str:
 
 
 def print_data(value: Any, form: str = "json", name: str = "") -> None:
-    """Print `value` in a `form` of -o; the form "name" prints one member of each element: `name`, or the first."""
+    """Print `value` in the format `form`, a value of -o. The format "name" prints one member of each element: the
+    member `name`, or the first if `name` is ""."""
     if isinstance(value, list):
         value, is_repeated = _new("data", value)
         if is_repeated and not value:
@@ -162,7 +164,7 @@ def print_data(value: Any, form: str = "json", name: str = "") -> None:
 
 
 def print_objects(objects: Sequence[Any], form: str) -> None:
-    """Print Kubernetes objects in a `form` of -o: several as one List, in the form "yaml" as several documents."""
+    """Print Kubernetes objects in a format of -o; several are one List, or several documents with "yaml"."""
     objects, is_repeated = _new("objects", objects)
     if is_repeated and not objects:
         return
@@ -188,7 +190,7 @@ def _print_yaml(documents: Sequence[Any]) -> None:
 
 
 def show(form: str, document: Any, print_it: Callable[[], object], name: str = "") -> None:
-    """Print `document` in the `form` of -o; for the form "table" call `print_it`."""
+    """Print `document` in the format `form`, a value of -o; for "table" call `print_it` instead."""
     if form == "table":
         print_it()
     else:
@@ -196,7 +198,7 @@ def show(form: str, document: Any, print_it: Callable[[], object], name: str = "
 
 
 def show_table(form: str, document: Any, columns: Sequence[str], rows: Rows, name: str = "", **how: Any) -> None:
-    """Print `document` in the `form` of -o; for the form "table" print a table (`how` as in print_table)."""
+    """Print `document` in the format `form`, a value of -o; for "table" print a table (`how` as in print_table)."""
     show(form, document, lambda: print_table(columns, rows, **how), name)
 
 
@@ -213,7 +215,8 @@ def print_fault(title: str, details: str = "") -> None:
 def write_file(noun: str, path: str, data: bytes, mode: int = 0o600) -> None:
     """Write `data` to `path`, whole or not at all. Raises IoFailure, whose message calls the file `noun`.
 
-    An existing `path` that is no regular file is refused: the rename would replace /dev/null, for all programs.
+    An existing `path` that is no regular file is refused: a rename onto /dev/null would replace the device for all
+    programs.
     """
     folder, _, name = os.path.abspath(path).rpartition("/")
     if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):

@@ -1,6 +1,6 @@
-"""Adds a command to the command line: the same text is its line in the list and the beginning of its --help. A wrong
-argument ends the command with exit code 2 and a message that names the option.
-"""
+"""Adds commands and options to the parser of the command line. A command has one description, which is its line in the
+list of commands and the beginning of its --help. A wrong argument ends the command with exit code 2 and a message that
+names the option."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _FORMAT = "the format of what is printed"
 
 
 class ExistingDirectory(argparse._StoreAction):
-    """The action of an option for a directory that is only read, or for several, separated by colons. A given directory
-    must exist (`Parser.require`); a default may be missing."""
+    """The argparse action of an option with a directory that is only read, or with several, separated by colons. A
+    directory that the user names must exist (`Parser.require`); the default may be missing."""
 
 
 class Forms(tuple[str, ...]):
-    """The values of -o: words, and jsonpath=TEMPLATE."""
+    """The values that -o accepts: fixed words, and jsonpath=TEMPLATE."""
 
     def __contains__(self, form: object) -> bool:
         if not str(form).startswith(jsonpath.FORM):
@@ -41,8 +41,8 @@ class Forms(tuple[str, ...]):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser, also of subcommands. Its errors name the word that was probably meant, or the arguments without a use.
-    `given` has the names of the options on the command line."""
+    """A parser of commands or of subcommands. Its errors name the word that was probably meant, or the arguments that
+    nothing takes. `given` has the names of the options on the command line."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -68,14 +68,14 @@ class Parser(argparse.ArgumentParser):
         super().error(message)
 
     def only(self, applies: object, condition: str, *options: str) -> None:
-        """Refuse those of `options` that the user gave, unless `applies`; `condition` says when they have an effect."""
+        """Unless `applies`, refuse those of `options` that the user gave: "has an effect only CONDITION"."""
         for option in options:
             if option in self.given and not applies:
                 names = "/".join(self._option_string_actions[option].option_strings)
                 self.error(f"{names} has an effect only {condition}: leave it out")
 
     def require(self, options: argparse.Namespace) -> None:
-        """Raise InvalidConfig if a given directory, or each of several separated by colons, does not exist."""
+        """Raise InvalidConfig if a directory that the user named is missing, or all of several separated by colons."""
         for action in self._actions:
             if isinstance(action, ExistingDirectory) and self.given.intersection(action.option_strings):
                 text = getattr(options, action.dest)
@@ -106,10 +106,10 @@ def add(
     forms: Sequence[str] = (),
     **options: Any,
 ) -> Parser:
-    """Add a command; return its parser. `about` and `more` are its description in --help. `run` gets the options, with
-    the parser's `error` (as `refuse`), `only`, `given` and `require`; it returns the exit code, None for 0. Without
-    `run` the command prints its help, as a group without a subcommand does. `shows` adds -o; `lists` adds -o with
-    name, -w and -A; `forms` are the command's own values of -o, the default first."""
+    """Add a command; return its parser. `about` and `more` are its description in --help. `run` gets the parsed
+    options, which also have the parser's `error` (as `refuse`), `only`, `given` and `require`; it returns the exit
+    code, or None for 0. Without `run`, which is right for a group of subcommands, the command prints its help. `shows`
+    adds -o; `lists` adds -w, -A, and -o with "name"; `forms` are the command's own values of -o, the default first."""
     parser = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}{more}", **options)
     run = run or (lambda _: parser.print_help())
     parser.set_defaults(run=run, refuse=parser.error, only=parser.only, given=parser.given, require=parser.require)
@@ -144,8 +144,9 @@ def option(
     old: str = "",
     **more: Any,
 ) -> None:
-    """Add an option with a value. Its help ends with the default, unless that is "" or `shown` is false. A given
-    directory must exist, unless `made`: railcni or a later program makes it. --help does not show `old`, an alias."""
+    """Add an option with a value. Its help ends with the default, if there is one and `shown`. `made`: railcni or a
+    later program makes the directory; otherwise a directory that the user names must exist. `old` is an alias that
+    --help does not show."""
     if default not in ("", None) and shown:
         about += f"{'; ' * bool(about)}default: {f'{default:g}' if isinstance(default, float) else default}"
     if metavar in ("DIR", "DIR:DIR") and not made:
