@@ -90,7 +90,7 @@ class CannotBuild(Exception):
 
 
 def standard_library() -> Iterator[tuple[str, Path]]:
-    """Yield (path in the bundle, file) for each module and extension module of the standard library."""
+    """Yield (path in the bundle, source) for each module and extension module of the standard library."""
     for path in sorted(_STANDARD.iterdir()):
         if path.name in _LEFT_OUT or path.name.startswith(("config-", "LICENSE")):
             continue
@@ -122,7 +122,7 @@ def distributions(extra: str = "") -> list[Distribution]:
 
 
 def packages(installed: list[Distribution]) -> Iterator[tuple[str, Path]]:
-    """Yield (path in the bundle, file) for each file of `installed`. Raises CannotBuild if a file list is missing."""
+    """Yield (path in the bundle, source) for each file of `installed`. Raises CannotBuild if a file list is missing."""
     for dist in installed:
         if dist.files is None:
             raise CannotBuild(f"{dist.name} has no list of its files: install it with pip, from requirements.txt")
@@ -161,7 +161,7 @@ def is_elf(file: Path) -> bool:
 
 
 def described(file: Path) -> str:
-    """readelf's text about the segments and the dynamic section of `file`. Raises CannotBuild without readelf."""
+    """What readelf prints about segments and dynamic section of `file`. Raises CannotBuild without readelf."""
     if not shutil.which("readelf"):
         raise CannotBuild("no readelf: apt-get install binutils")
     environ = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
@@ -175,7 +175,7 @@ def search_path(file: Path) -> list[str]:
 
 
 def loader() -> Path:
-    """The path of glibc's dynamic loader, as Python's ELF file names it. Raises CannotBuild for another loader."""
+    """The path of glibc's dynamic loader, from Python's ELF file. Raises CannotBuild if that names another loader."""
     found = re.search(r"Requesting program interpreter: (.*)\]", described(PYTHON))
     if not found or not Path(found[1]).name.startswith("ld-linux"):
         raise CannotBuild(
@@ -207,9 +207,11 @@ def needed(sources: Collection[Path]) -> dict[str, Path]:
 
 
 def for_anywhere(top: Path, machine: str) -> None:
-    """Remove debugging sections and search paths outside of the bundle from all ELF files below `top`.
+    """Make the ELF files below `top` independent of this machine: remove debugging sections, and library search paths
+    that lead outside of the bundle.
 
-    Raises CannotBuild without a needed patchelf, and for an aarch64 file that a kernel with 64 KB pages cannot load.
+    Raises CannotBuild if patchelf is needed but missing, and for an aarch64 file that a kernel with 64 KB pages cannot
+    load.
     """
     small = []
     for file in sorted(top.rglob("*")):
@@ -345,8 +347,8 @@ def _run(*arguments: str) -> bytes:
 
 
 def _try(bundle: Path, extra: str) -> None:
-    """Run a plugin, both commands, and the import of all modules that a command may import later, without the variables
-    of this process's environment. Raises CannotBuild when one of them fails."""
+    """Try the bundle, with an empty environment: run a plugin and both commands, and import all modules that a command
+    may import later. Raises CannotBuild when one of these fails."""
     found = [path.relative_to(bundle) for path in sorted(bundle.glob("cni/*/**/*.pyc"))]
     wanted = [path for path in found if path.parts[1] in PROGRAMS and (extra or _NEEDS_EXTRA.isdisjoint(path.parts))]
     modules = [".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in wanted]
