@@ -70,10 +70,11 @@ class Folder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock of this folder's installers, a flock of the folder; at the end, remove an empty bundle folder.
+        """Hold the lock of this folder's installers, a flock of the folder; at the end, remove the bundle folder if it
+        is empty.
 
-        Raises TryAgainLater if another installer holds the lock, IoFailure if the folder cannot be opened, or, with
-        `foresees`, could not be written to.
+        Raises TryAgainLater if another installer holds the lock, and IoFailure if the folder cannot be opened. With
+        `foresees` it also raises IoFailure if the folder is not writable.
         """
         written = self.bundle if os.path.isdir(self.bundle) else self.path
         if self.foresees and not os.access(written, os.W_OK, effective_ids=True):
@@ -111,9 +112,10 @@ class Folder:
 def install(folder: Folder, wanted: content.Content, replace: Sequence[str] = ()) -> None:
     """Install `wanted`, or finish its interrupted install.
 
-    The plugin names `replace`, without `railcni-`, become links too; foreign files of these names are kept for uninstall.
-    Raises InvalidConfig when a foreign file has a prefixed name, TryAgainLater while another installer works, and
-    IoFailure when a step fails. The version in use then stays.
+    The names in `replace`, which are plugins' names without `railcni-`, become links to railcni's plugins too; other
+    programs' files of these names are kept, and uninstall puts them back. Raises InvalidConfig when another program's
+    file has a name with `railcni-`, TryAgainLater while another installer works, and IoFailure when a step fails. After
+    an error the version in use stays.
     """
     with folder.locked():
         found, bundle = layout.read(folder.path), folder.bundle
@@ -139,9 +141,10 @@ def install(folder: Folder, wanted: content.Content, replace: Sequence[str] = ()
 
 
 def _version_for(wanted: content.Content, found: Installation, bundle: str) -> str:
-    """The name of the version `wanted`: of a whole one that is there, the current one first, else a new name.
+    """The directory name for the version `wanted`: that of an intact installed copy, the current one first, else a new
+    name.
 
-    Calls may run from a damaged version, so it stays as it is, and a second copy gets a number."""
+    Running calls may use a damaged copy, so it stays as it is, and the name of a second copy ends with a number."""
     numbered = (f"{wanted.version}.{number}".removesuffix(".0") for number in itertools.count())
     current_first = sorted(found.versions, key=lambda name: name != found.current)
     whole = (v for v in current_first if v.startswith(wanted.version) and content.is_whole(f"{bundle}/{v}"))
@@ -149,7 +152,7 @@ def _version_for(wanted: content.Content, found: Installation, bundle: str) -> s
 
 
 def _take(folder: Folder, found: Installation, names: Iterable[str]) -> None:
-    """Make railcni's links `names`; foreign files of these names are kept in replaced/."""
+    """Make `names` links to railcni's plugins; other programs' files of these names are kept in replaced/."""
     for name in names:
         path, kept = f"{folder.path}/{name}", f"{folder.bundle}/{REPLACED}/{name}"
         if name in found.foreign:
@@ -205,7 +208,7 @@ def uninstall(folder: Folder, refuse: _Refuse, end_workers: Callable[[], object]
 
 
 def _users(folder: Folder, found: Installation) -> str:
-    """Describe the processes that run from a version, without this command and its parent; "" if there are none."""
+    """Describe the processes that run from a version, except this command and its parent; "" if there are none."""
     own = (os.getpid(), os.getppid())
     users = [(pid, v) for v in found.versions for pid in users_of(f"{folder.bundle}/{v}", own)]
     return ", ".join(f"process {pid}, which runs from version {version}" for pid, version in users)
@@ -246,7 +249,7 @@ def _is_unused(bundle: str, version: str) -> bool:
 
 
 def users_of(directory: str, without: Collection[int] = ()) -> list[int]:
-    """The PIDs of processes that run from `directory`, except those in `without`. Ending processes may be missed."""
+    """The PIDs of processes that run from `directory`, except those in `without`. An ending process may be missed."""
     paths = (os.path.join(folder, name) for folder, _, names in os.walk(directory) for name in names)
     own = {(status.st_dev, status.st_ino) for status in map(os.lstat, paths)}
     processes = (int(name) for name in os.listdir("/proc") if name.isdigit())
@@ -267,7 +270,8 @@ class CommandLink:
     """The link `railcni` in `directory` of the host mounted at `root`. `wanted` is the content to be installed.
 
     The link leads to the command of the version in use; for a checkout it leads into the checkout, since the command's
-    libraries are not installed. A foreign file stays. If `directory` is missing, no link is made.
+    libraries are not installed. If another program's file has the name, it stays. If `directory` is missing, no link is
+    made.
     """
 
     def __init__(self, folder: Folder, root: str, directory: str, wanted: content.Content | None = None) -> None:
@@ -283,7 +287,7 @@ class CommandLink:
         return self._shown if target_of(self._path) == self._target else self._target
 
     def make(self) -> None:
-        """A step: make the link, unless it exists, its folder is missing, or a foreign file has the name."""
+        """A step: make or change the link, if its folder can be written to and no other program's file has the name."""
         leads_to = target_of(self._path)
         is_free = not os.path.lexists(self._path) or leads_to.endswith(f"/{layout.PROGRAMS}/{COMMAND}")
         if leads_to != self._target and is_free and os.access(self._directory, os.W_OK):

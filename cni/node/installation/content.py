@@ -78,19 +78,19 @@ def checkout(top: str) -> Content:
 
 
 def _copies(top: str) -> dict[str, str]:
-    """The sources of the copies of the plugins, for the plain names."""
+    """The sources of a version's folder plain/: a copy of each plugin, for its name without `railcni-`."""
     return {COPIES: f"{top}/{PROGRAMS}", **{f"{COPIES}/{name}": f"{top}/{PROGRAMS}/{name}" for name in PLAIN}}
 
 
 def tree(top: str) -> dict[str, str]:
-    """The path of each file, directory and link below the directory `top`, by its path relative to `top`."""
+    """The paths of all files, directories and links below the directory `top`, by path relative to `top`."""
     paths = (f"{folder}/{name}" for folder, folders, files in os.walk(top) for name in (*folders, *files))
     return {os.path.relpath(path, top): path for path in paths}
 
 
 def read(source: str | bytes) -> tuple[str, bytes]:
-    """Return (kind, content) of a source: ("link", target), ("directory", b""), or of a "file" or "program". Raises
-    IoFailure for a device, socket or FIFO."""
+    """Return (kind, content) of a source. The kind is "link" (the content is its target), "directory" (no content),
+    "file", or "program", which is an executable file. Raises IoFailure for a device, socket or FIFO."""
     if isinstance(source, bytes):
         return "file", source
     mode = os.lstat(source).st_mode

@@ -12,7 +12,8 @@ from cni.shared.spec.errors import InvalidConfig
 
 
 def below(root: str, path: str) -> str:
-    """The real path of the host's absolute `path`. The host is mounted at `root`; links are followed as on the host.
+    """Translate the host's absolute `path` to a path here, where the host is mounted at `root`. Links are followed as
+    on the host.
 
     Components that do not exist stay as they are. Raises InvalidConfig when the links form a loop.
     """
@@ -83,7 +84,7 @@ def remove(path: str) -> None:
 
 
 def sync(path: str) -> None:
-    """Make the content of a file, or the names in a directory, durable."""
+    """Make the content of a file, or the names in a directory, durable (fsync)."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

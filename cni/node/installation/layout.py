@@ -101,7 +101,7 @@ def _of_names(folder: str, shown: str, found: Installation) -> Iterator[str]:
 
 
 def fingerprint(folder: str, found: Installation) -> tuple[object, ...]:
-    """A value that changes when a plugin changes: then only a new run of the plugins shows their faults."""
+    """A value that changes when a plugin file or link changes: `faults` must then run the plugins again."""
     paths = [f"{folder}/{name}" for name in sorted(found.ours)]
     return found, *((mark(path, links=True), os.access(path, os.X_OK)) for path in paths)
 
@@ -121,7 +121,7 @@ def state_faults(state: str) -> Iterator[str]:
 
 
 def fault_of(path: str, plugin: str) -> str:
-    """Run `path` without a CNI_COMMAND; return the reason why it is not railcni's `plugin`, "" without a fault."""
+    """Run `path` without a CNI_COMMAND; return the reason why it is not railcni's `plugin`, or "" if it is."""
     try:
         done = subprocess.run([path], env={}, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TRY_SECONDS)
     except subprocess.TimeoutExpired:

@@ -102,7 +102,8 @@ def _configured(root: str) -> Iterator[tuple[str, str]]:
 
 
 def _named(root: str, documents: list[dict[str, Any]]) -> str:
-    """The plugin folder in the last document with a list of folders: the first that exists, else the first."""
+    """The plugin folder in `documents`, the configuration files of a runtime. The last file with a list of folders
+    counts: the first existing folder of its list, else the first."""
     found = (_strings(_table(d, *table).get(key)) for d in reversed(documents) for table in _TABLES for key in _KEYS)
     folders = next(filter(None, found), [DEFAULT])
     return next((f for f in folders if os.path.isdir(below(root, f))), folders[0])
