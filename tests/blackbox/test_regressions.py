@@ -127,6 +127,20 @@ def test_addresses_are_given_back_after_a_reboot(
 # --- host-device ---
 
 
+def test_a_delete_that_failed_is_completed_though_its_configuration_is_gone(node: Node, pod: Pod) -> None:
+    """k8snetworkplumbingwg/multus-cni #355: after a DEL that failed, what the next one needs is no longer there."""
+    before = as_it_was(node.host.link("ens9"))
+    config = network("host-device", mtu=1500)
+    call(node, "ADD", config, pod).succeeded()
+    node.host.add_veth("ens9", "usurper")
+    call(node, "DEL", config, pod).refused(11, "ens9")
+    node.host.delete("ens9")
+    bare = {"cniVersion": "1.1.0", "name": "rdma-net", "type": "host-device"}
+    assert call(node, "DEL", bare, pod).succeeded() is None
+    assert node.leftovers() == []
+    assert as_it_was(node.host.link("ens9")) == before
+
+
 @contextmanager
 def names_seen(view: View) -> Iterator[set[str]]:
     """Every name under which the kernel announced a link in `view`, as udev and NetworkManager hear it."""
