@@ -170,6 +170,8 @@ def _delete(options: argparse.Namespace, names: Sequence[str], place: str) -> No
     try:
         wanted = ("--wait=false", "--ignore-not-found", f"--request-timeout={SECONDS:g}s")
         done = run(options, "delete", "pod", *names, place, *wanted)
+        if done.returncode < 0:  # a signal to the process group has hit kubectl before it was in a session of its own
+            done = run(options, "delete", "pod", *names, place, *wanted)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, held)
     if done.returncode:
