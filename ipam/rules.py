@@ -169,8 +169,8 @@ def plan(
 
 
 def _most_kept(choice: Choice, usable: Sequence[Lease], lost: Collection[Want]) -> int | None:
-    """The index that most of the leases `usable` have, in a tie the first; indexes of addresses in `lost` do not count.
-    None if no index is left."""
+    """The index in the range that the most leases in `usable` have, of several such the first found. An index of an
+    address in `lost`, which another claim has taken, does not count. None if no index is left."""
     gone = {choice.kept_index(want) for want in lost}
     counts: dict[int, int] = {}
     for lease in usable:

@@ -80,7 +80,7 @@ class ClaimsHere:
         self._locks: dict[tuple[str, str], HeldLock] = {}
 
     def is_being_claimed(self, want: Want) -> bool:
-        """Lock the address of `want` and return False; return True if another call has locked it already."""
+        """Whether another call has locked the address of `want`. If none has, lock the address for this call."""
         place = want.pool, want.text
         if place not in self._locks:
             lock = self._records.try_locked_address(*place)

@@ -62,8 +62,8 @@ def examine(scope: Scope, around: Surroundings) -> bool:
 
 
 def _network(scope: Scope, around: Surroundings) -> None:
-    """Examine the NAD that the operator makes of its network in `scope`. Report each finding at the key of the
-    network's spec that determines the faulty value in the NAD."""
+    """Examine a network custom resource of NVIDIA's operator, the document in `scope`, by the NAD that the operator
+    makes of it. Report each fault of the NAD at the key of the resource from which the faulty value comes."""
     nad = nvidia.render(scope)
     if nad is None:
         return

@@ -16,7 +16,7 @@ _CLOCK_STEP = 1_000_000_000  # ns: more than a busy machine needs to read two cl
 
 
 class Began:
-    """The moment at which a GC began, by the wall clock and by the monotonic clock.
+    """The moment at which a GC began, by the wall clock and, to measure the time since, by the monotonic clock.
 
     Records have wall-clock times, which can be compared across boots. An attachment made during the GC has a time between
     the start of the GC and now. An attachment with any other time is older than the GC, even if the time is in the

@@ -277,8 +277,8 @@ class Failed(Exception):
 class Client:
     """A client with one connection, which a warm worker keeps for its next call.
 
-    `seconds` bound each request with all its attempts; 0 means SHARED_SECONDS. `deadline` (time.monotonic) bounds all
-    requests. `hurries`: fail at the first connection that cannot be made.
+    `seconds` is the most time for one request with all its attempts; 0 means SHARED_SECONDS. `deadline` is the
+    time.monotonic() at which all requests must have ended. `hurries`: fail at the first connection that cannot be made.
     """
 
     attempt_seconds = 10.0  # for one endpoint's handshake or reply

@@ -89,8 +89,8 @@ def end(
 
 
 def _untold(faults: list[CniError], log: Log) -> list[CniError]:
-    """Those `faults` of a repeated DEL that the runtime is told. The faults of a foreign IPAM plugin are only logged,
-    since they must not keep a pod for ever. The record stays, and cni.link.verbs.gc calls the plugin again."""
+    """Log the faults of foreign IPAM plugins in a repeated DEL, and return the other `faults`, for the runtime. A
+    foreign fault must not keep a pod for ever: the record stays, and cni.link.verbs.gc calls the plugin again."""
     for fault in faults:
         if isinstance(fault, DelegateFailed):
             log.warning(f"{fault}; that plugin is called again later")

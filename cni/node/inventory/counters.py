@@ -23,7 +23,8 @@ _LOSS = "see PFC and ECN here and on the switches: packets are lost on the way"
 @dataclass(frozen=True)
 class ErrorCounter:
     """An error counter. `place` is its path in the port's sysfs folder or, with the prefix _NETDEV, in that of the
-    port's netdev; for a bond, the counters of its ports are added. `railcni doctor` reports `many` errors or more."""
+    port's netdev; for a bond, the counters of its ports are added. `railcni doctor` reports a port whose counter is at
+    least `many`."""
 
     place: str
     meaning: str

@@ -73,7 +73,8 @@ def devices(resources: Iterable[Resource], host: Host, topology: Topology, rails
 
 
 def _capacity(offer: Offer) -> dict[str, Any]:
-    """The capacity of a shared NIC, taken in equal shares by its devices: in GIDs or, if they need none, in devices."""
+    """The capacity of a shared NIC as a ResourceSlice has it, of which each device takes an equal share. The unit is a
+    GID, or one device if the devices need no GIDs."""
     count, share = len(offer.ids), str(offer.gids or 1)
     valid = {"validRange": {"min": share, "step": share}} if count > 1 else {"validValues": [share]}
     value = str(count * int(share))

@@ -151,7 +151,7 @@ class SavedRoute:
         return self.document.get("ahead", False) is True
 
     def is_part_of(self, route: SavedRoute) -> bool:
-        """Whether this is `route`, with all or some of its legs (next hops). Weights may differ."""
+        """Whether this route equals `route` or has only some of the legs (next hops) of `route`. Weights may differ."""
         legs = [(flags, at, own) for flags, _, at, own in route.legs]
         return self.common == route.common and all((f, at, own) in legs for f, _, at, own in self.legs)
 

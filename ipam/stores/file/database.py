@@ -129,8 +129,9 @@ class Database:
         )
 
     def _take_again(self, seconds: float) -> bool:
-        """Lock the file that `close` has kept open, and return True. If the path names another file now, or the file no
-        longer shows that this boot has checked it (it was emptied or overwritten), close it and return False."""
+        """Lock this file again, which stayed open after the last call, and return True. Close it and return False if
+        the path names another file now, or if the file was emptied or overwritten, so that its mark of this boot is
+        gone."""
         try:
             if lock(self.path, self._fd, seconds, monotonic() + seconds) and not self._is_of_earlier_boot():
                 ((version,),) = self.run("PRAGMA user_version")
@@ -322,8 +323,8 @@ def open_locked(path: str, use: int, seconds: float) -> int:
 def lock(path: str, fd: int, seconds: float, deadline: float) -> bool:
     """Lock the open file `fd`; return whether `path` still names it.
 
-    Raises TryAgainLater when another process keeps it locked until `deadline`, the end of `seconds`, and IoFailure or
-    OSError for a file that others can change.
+    `deadline` is the time.monotonic() at which the `seconds` to wait for the lock end. Raises TryAgainLater when another
+    process keeps the file locked until then. Raises IoFailure or OSError for a file that other users can change.
     """
     status = os.fstat(fd)
     _examine(path, fd, status)

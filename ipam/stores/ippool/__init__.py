@@ -38,8 +38,8 @@ from ipam.stores.served import conflicts
 class KubernetesStore(PoolReadings):
     """The store of IPPools.
 
-    A search for a free address reads only the pool of the address. If another pool of the scope has a reservation of
-    the address, the claim finds the reservation and fails.
+    A search for a free address reads the pool of its range alone. If an attachment of another pool in the scope has
+    reserved the address that the search finds, the claim meets this reservation and fails.
     """
 
     kind = "kubernetes"
