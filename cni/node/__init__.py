@@ -1,1 +1,1 @@
-"""This node: its devices and attachments, the installation, calls to plugins, and the services of programs."""
+"""This node: devices and attachments, railcni's installation, calls to plugins, and programs' log and HTTP endpoint."""
