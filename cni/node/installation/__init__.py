@@ -14,6 +14,6 @@ Only one installer works at a time: it holds a lock (flock) of PLUGIN_DIR itself
 
 All executables are in the plugin folder, with relative links to them, so the folder may be mounted anywhere. A version
 is complete and on the disk before `current` leads to it, and each link changes by one rename. A plugin follows
-`current` once, at its start: in a bundle it finds its real path, from a checkout it opens the one file with all its
-modules. So a plugin that is executed during an install runs only old code or only new code.
+`current` once, at its start. After that, a bundle's plugin uses the real path that it found, and a checkout's plugin
+uses the opened file with all modules. So a plugin that starts during an install runs only old code or only new code.
 """

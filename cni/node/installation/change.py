@@ -37,8 +37,8 @@ _Refuse = Callable[[Installation], None]
 class Folder:
     """The plugin folder at the real path `path`, which messages call `shown`.
 
-    `say` gets the text of each step before it is carried out. `steps` has the texts of all steps so far. With
-    `foresees`, as in a dry run, no step is carried out.
+    `say` is called with the text of each step before the step is carried out. `steps` has the texts of all steps so
+    far. If `foresees` is true (a dry run), no step is carried out, and `say` is not called.
     """
 
     def __init__(self, path: str, shown: str) -> None:
@@ -141,10 +141,10 @@ def install(folder: Folder, wanted: content.Content, replace: Sequence[str] = ()
 
 
 def _version_for(wanted: content.Content, found: Installation, bundle: str) -> str:
-    """The directory name for the version `wanted`: that of an intact installed copy, the current one first, else a new
-    name.
+    """The directory name for the version `wanted`: that of an intact installed copy, if possible the current one; if
+    there is none, a new name.
 
-    Running calls may use a damaged copy, so it stays as it is, and the name of a second copy ends with a number."""
+    A damaged copy keeps its directory, since running calls may use it; then the new name ends with a number."""
     numbered = (f"{wanted.version}.{number}".removesuffix(".0") for number in itertools.count())
     current_first = sorted(found.versions, key=lambda name: name != found.current)
     whole = (v for v in current_first if v.startswith(wanted.version) and content.is_whole(f"{bundle}/{v}"))
@@ -175,9 +175,10 @@ def _try(folder: Folder, version: str) -> None:
 
 
 def uninstall(folder: Folder, refuse: _Refuse, end_workers: Callable[[], object] = lambda: None) -> Installation:
-    """Remove the installation; return its former content. `refuse` raises an error when the installation must stay.
+    """Remove the installation; return what it was before. `end_workers` ends the warm workers.
 
-    `refuse` is called twice: a plugin that started before its link was removed may attach a pod after the first call.
+    `refuse` raises an error when the installation must stay. It is called before and after the links are removed: a
+    plugin that started before its link was removed may attach a pod after the first call.
     """
     with folder.locked():
         before = layout.read(folder.path)
@@ -225,7 +226,7 @@ def _wait_for_calls(folder: Folder, before: Installation) -> None:
 
 
 def _end(folder: Folder) -> None:
-    """The last step of `uninstall`, when no process runs from a version."""
+    """Remove the bundle folder with all versions: the last step of `uninstall`, when no process runs from a version."""
     files.sync(folder.path)  # the restored files are on the disk before the versions go
     files.remove(f"{folder.bundle}/{CURRENT}")
     files.remove(folder.bundle)
@@ -270,8 +271,8 @@ class CommandLink:
     """The link `railcni` in `directory` of the host mounted at `root`. `wanted` is the content to be installed.
 
     The link leads to the command of the version in use; for a checkout it leads into the checkout, since the command's
-    libraries are not installed. If another program's file has the name, it stays. If `directory` is missing, no link is
-    made.
+    libraries are not installed. Another program's file with the name `railcni` stays. If `directory` is missing, no
+    link is made.
     """
 
     def __init__(self, folder: Folder, root: str, directory: str, wanted: content.Content | None = None) -> None:

@@ -4,9 +4,9 @@ A bundle is a directory with `VERSION` and `bin/` that needs no files of the hos
 checkout is for hosts with Python. Its plugins are installed as `make` has written them: one file has all modules, and
 scripts name the interpreter by its absolute path. The command stays in the checkout, since it needs more packages.
 
-A version has the plugins twice: in bin/, and as copies in plain/, to which names without railcni- lead. The installer
-of Go whereabouts runs `cp -f whereabouts /opt/cni/bin` at every start, and so writes through railcni's link into the
-copy. Then `whereabouts` is Go's again, as it should be, but `railcni-whereabouts` has not changed.
+A version has the plugins twice: links with the prefix railcni- lead to bin/, links without it to copies in plain/. The
+installer of Go whereabouts runs `cp -f whereabouts /opt/cni/bin` at every start, and so writes through railcni's link
+into plain/. Then `whereabouts` is Go's plugin again, as it should be, but `railcni-whereabouts` has not changed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Sources: TypeAlias = Mapping[str, str | bytes]
 
 
 class Content(NamedTuple):
-    """The content of a version; `top` is the bundle or checkout."""
+    """The content of a version; `top` is the directory of the bundle or checkout that it comes from."""
 
     top: str
     release: str
@@ -78,19 +78,20 @@ def checkout(top: str) -> Content:
 
 
 def _copies(top: str) -> dict[str, str]:
-    """The sources of a version's folder plain/: a copy of each plugin, for its name without `railcni-`."""
+    """Map the path of plain/, and of each plugin's copy there, to the directory or file from which it is copied."""
     return {COPIES: f"{top}/{PROGRAMS}", **{f"{COPIES}/{name}": f"{top}/{PROGRAMS}/{name}" for name in PLAIN}}
 
 
 def tree(top: str) -> dict[str, str]:
-    """The paths of all files, directories and links below the directory `top`, by path relative to `top`."""
+    """Map the path relative to `top` of each file, directory and link below the directory `top` to its full path."""
     paths = (f"{folder}/{name}" for folder, folders, files in os.walk(top) for name in (*folders, *files))
     return {os.path.relpath(path, top): path for path in paths}
 
 
 def read(source: str | bytes) -> tuple[str, bytes]:
-    """Return (kind, content) of a source. The kind is "link" (the content is its target), "directory" (no content),
-    "file", or "program", which is an executable file. Raises IoFailure for a device, socket or FIFO."""
+    """Return (kind, content) of `source`, a path or the bytes of a file. The kind is "link" (with its target as
+    content), "directory" (no content), "file", or "program" (an executable file). Raises IoFailure for a device, socket
+    or FIFO."""
     if isinstance(source, bytes):
         return "file", source
     mode = os.lstat(source).st_mode
@@ -104,7 +105,7 @@ def read(source: str | bytes) -> tuple[str, bytes]:
 
 
 def digest(sources: Sources) -> str:
-    """A hash of paths, kinds and contents, in hexadecimal digits."""
+    """A hash of the path, kind and content of every source, in hexadecimal digits."""
     whole = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for path in sorted(sources):
         kind, data = read(sources[path])

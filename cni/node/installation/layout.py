@@ -78,7 +78,7 @@ def _names(folder: str) -> list[str]:
 
 
 def faults(folder: str, shown: str, found: Installation, state: str) -> list[str]:
-    """The faults of the installation `found` and of the state directory, as sentences that call the folder `shown`."""
+    """The faults of the installation `found` and of the state directory, as sentences; they name the folder `shown`."""
     return [*_of_names(folder, shown, found), *state_faults(state)]
 
 

@@ -80,7 +80,7 @@ def plugin_folder(root: str, to: str = "") -> str:
 
 
 def candidates(root: str) -> dict[str, str]:
-    """The plugin folder of each configured runtime, by runtime; if none is configured, the existing usual folders."""
+    """Map each configured runtime to its plugin folder; if none is, map distributions to usual folders that exist."""
     usual = ((name, [f for f in folders if os.path.isdir(below(root, f))]) for name, folders in _USUAL)
     found = dict(_configured(root)) or {name: there[0] for name, there in usual if there}
     same: dict[str, str] = {}  # paths that lead to the same folder become one path
@@ -102,8 +102,8 @@ def _configured(root: str) -> Iterator[tuple[str, str]]:
 
 
 def _named(root: str, documents: list[dict[str, Any]]) -> str:
-    """The plugin folder in `documents`, the configuration files of a runtime. The last file with a list of folders
-    counts: the first existing folder of its list, else the first."""
+    """The plugin folder that a runtime's configuration files `documents` name. The last file with a list of folders
+    counts. Returns the first existing folder of that list; if none exists, the first folder."""
     found = (_strings(_table(d, *table).get(key)) for d in reversed(documents) for table in _TABLES for key in _KEYS)
     folders = next(filter(None, found), [DEFAULT])
     return next((f for f in folders if os.path.isdir(below(root, f))), folders[0])
