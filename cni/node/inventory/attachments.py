@@ -52,8 +52,8 @@ def changed(directory: str = STATE) -> int:
 
 
 def completed(directory: str = STATE) -> tuple[list[dict[str, Any]], bool]:
-    """Return the attachments, with those of groups of rails, that no plugin call is changing now. Return also whether
-    any attachment was left out because a call is changing it."""
+    """Return the attachments that no plugin call is changing now, and whether any was left out because a call is
+    changing it."""
     records, ended, every = Records(directory), [], found(directory=directory)
     for one in every:
         held = records.try_locked(Attachment(one["network"], one["containerID"], one["ifname"]), LINK)
@@ -73,8 +73,8 @@ def device_of(attachment: dict[str, Any]) -> str:
 
 def network_data(attachment: dict[str, Any], every: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """The result of the ADD of `attachment`, as NetworkDeviceData of a ResourceClaim. `every` has the node's
-    attachments. If `attachment` is a rail (a NIC in a group), its group's attachment (ipam.group.rails) has its
-    addresses."""
+    attachments: if `attachment` is one NIC of a group with common IPAM (ipam.group.rails), the addresses are taken
+    from the record of the group's attachment."""
     link = attachment["records"][LINK]["link"]
     mac = link.get("mac") or (link.get("device") or {}).get("mac")
     known = {"interfaceName": attachment["ifname"], "hardwareAddress": mac, "ips": attachment["addresses"]}
@@ -86,8 +86,8 @@ def network_data(attachment: dict[str, Any], every: Iterable[dict[str, Any]]) ->
 
 
 def _of_rail(attachment: dict[str, Any], group: dict[str, Any]) -> list[str]:
-    """The addresses of `attachment`, which is one rail of a group; [] if it is none. The attachment `group` of the
-    whole group has the addresses of all rails, in the order of rail.ranges."""
+    """The addresses of `attachment` in the record of the attachment `group`, which has the addresses of all NICs of
+    its group, in the order of rail.ranges; [] if `attachment` is not in this group."""
     names = [attachment["network"], attachment["ifname"]]
     index = next((entry[2] for entry in rails.listed(group["records"].get("ipam")) if entry[:2] == names), None)
     with suppress(KeyError, TypeError, ValueError):

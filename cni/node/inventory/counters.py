@@ -1,4 +1,4 @@
-"""The error counters of RDMA ports. Also the rates and firmware versions, which should be equal on NICs of one model.
+"""The error counters of RDMA ports, and NICs' rates and firmware versions, which should be equal on NICs of one model.
 
 `railcni doctor` judges the values, and the agent reports them to Prometheus.
 

@@ -66,7 +66,7 @@ class Port:
 
 @dataclass(frozen=True)
 class VerbsDevice:
-    """A verbs device. `pci`, `driver` and `model` are "" for a software device; `numa_node` is -1 when it is unknown."""
+    """A verbs device. `pci`, `driver` and `model` are "" for a software device; `numa_node` is -1 if it is unknown."""
 
     name: str
     pci: str
@@ -124,7 +124,7 @@ def ports(devices: Iterable[VerbsDevice]) -> list[Port]:
 
 
 def ports_of(link: SandboxInterface, devices: Sequence[VerbsDevice], root: str = "/sys") -> list[Port]:
-    """The RDMA ports that carry the traffic of `link`: those of the netdev below, or of the link's own PCI function."""
+    """The RDMA ports that carry the traffic of `link`: ports of its lower netdev or of its own PCI function."""
     below = rdma_sysfs.ports_of_netdev(link.lower, root) if link.lower else ()
     own = [device.name for device in devices if link.bus == "pci" and device.pci == link.device]
     return [port for port in ports(devices) if (port.device, port.number) in below or port.device in own]

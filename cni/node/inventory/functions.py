@@ -67,7 +67,7 @@ def read(root: str = "/sys", before: Sequence[Function] = ()) -> list[Function]:
     """The PCI functions of the class "network" in the sysfs at `root`, sorted by address, then the subfunctions and the
     software verbs devices.
 
-    `before` is an earlier result, from which the names of netdevs that are now in a pod are taken.
+    `before` is an earlier result: it gives the names of the netdevs that are now in a pod, which sysfs hides.
     """
     nodes = _nodes(root)
     former = {function.id: function for function in before}

@@ -1,7 +1,7 @@
 """The network namespaces of this node, with their links, addresses and pods.
 
 The pod of a namespace is found in railcni's records, or in libcni's cache, which has other plugins' attachments too.
-Namespaces are found in the records, in the cache, below /run/netns, and by each process that this user may inspect.
+Namespaces are found in the records, in the cache, below /run/netns, and in /proc of each process open to this user.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def _interfaces(there: namespaces.Namespace, own: namespaces.Namespace) -> Itera
 
 
 def _lower(link: Link, host: Rtnl, own_id: int | None, is_own: bool) -> str:
-    """The name of the link below `link`; "" if that link is not in the command's own namespace."""
+    """The name of the lower link of `link` (IFLA_LINK); "" unless the lower link is in the command's own namespace."""
     there = link.lower_netnsid is None if is_own else link.lower_netnsid is not None and link.lower_netnsid == own_id
     if not link.lower_index or not there or link.kind == "veth":
         return ""

@@ -80,7 +80,7 @@ class Topology:
 
 
 def read(nics: Iterable[tuple[str, str]], root: str = "/sys") -> Topology:
-    """The GPUs of the machine, and those of the NICs `nics`, each as (name, PCI address), that the machine has."""
+    """The GPUs of the machine, and those of `nics`, pairs of name and PCI address, that are in the machine."""
     known = {name: device(name, root) for name in names_in(f"{root}/bus/pci/devices") if is_address(name)}
     gpus = [d for d in known.values() if d.is_gpu]
     gpus.sort(key=lambda d: [int(part, 16) for part in re.split("[:.]", d.address)])
@@ -160,7 +160,7 @@ def _routes(proc: str) -> Iterator[_ProcRoute]:
 
 
 def uplinks(proc: str = "/proc/self", sys: str = "/sys") -> dict[str, str]:
-    """The links that carry the node's own traffic, and the links below them, each by name with a text about the reason.
+    """Map the name of each link that carries the node's own traffic, and of each of its lower links, to the reason.
 
     `proc` is the directory of a process in the node's network namespace. If the present process is in this namespace
     too, netlink shows all routes. Otherwise /proc and sysfs show only the default routes and the routes to storage.
@@ -187,7 +187,7 @@ def _is_own_namespace(proc: str) -> bool:
 
 
 def _shown_ways(proc: str, sys: str) -> Iterator[tuple[str, str]]:
-    """Yield each link that carries the node's own traffic as /proc and sysfs show it, and the reason as text."""
+    """Yield, from /proc and sysfs, each link that carries the node's own traffic, as (name, text of the reason)."""
     every = list(_routes(proc))
     defaults = [route for route in every if route.network.prefixlen <= _SHORT[route.network.version]]
     for route in uplink.in_use(defaults):  # type: ignore[arg-type]
