@@ -24,7 +24,7 @@ _MISSING = (FileNotFoundError, NotADirectoryError)
 
 @dataclass(frozen=True)
 class Parameters:
-    """The parameters of one attachment, without its network (SPEC.md section 3, "Attachment Parameters").
+    """The parameters of one attachment, except its network (SPEC.md section 3, "Attachment Parameters").
 
     `args` become CNI_ARGS. A plugin gets the members of `capability_args` that its `capabilities` name.
     """
@@ -38,7 +38,7 @@ class Parameters:
 
 @dataclass(frozen=True)
 class CachedResult:
-    """One attachment in the cache. `config` is the network's conflist as JSON, `result` that of the last plugin."""
+    """One attachment in the cache. `config` is the network's conflist as JSON, `result` the last plugin's result."""
 
     network: str
     parameters: Parameters

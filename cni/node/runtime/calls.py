@@ -71,8 +71,8 @@ class Runtime:
             self._run("CHECK", step.type, _request(network, step, version, parameters, previous), parameters)
 
     def gc(self, network: Network, valid: Sequence[Parameters], stale: Sequence[CachedResult]) -> bool:
-        """Call DEL for each `stale` attachment, then GC with `valid` if the version has GC. Return whether GC was
-        called.
+        """Call DEL for each `stale` attachment, then GC with the `valid` attachments, which stay. GC is left out if
+        the spec version has none. Return whether GC was called.
 
         Do nothing if the network has disableGC.
         """
@@ -141,7 +141,7 @@ class Runtime:
         return parsing.parse(entry.result, "the cached result").document(version)
 
     def _version(self, network: Network) -> str:
-        """The spec version for calls after an ADD; it is negotiated again if the network allows several versions."""
+        """The spec version for calls after an ADD: the network's only version, or the negotiated one of several."""
         if len(network.versions) > 1:
             with suppress(CniError):  # the step itself will report the fault of its plugin
                 return self.negotiate(network)
@@ -168,7 +168,7 @@ def _config(network: Network, step: ChainStep, version: str) -> dict[str, Any]:
 def _request(
     network: Network, step: ChainStep, version: str, parameters: Parameters, previous: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """The configuration for the stdin of the plugin of `step` (SPEC.md, "Deriving request configuration")."""
+    """The stdin of the plugin of `step`, with `previous` as prevResult (SPEC.md, "Deriving request configuration")."""
     config = _config(network, step, version)
     if previous is not None:
         config["prevResult"] = previous

@@ -37,7 +37,7 @@ class StepsFailed(CniError):
 
 
 class Executables:
-    """The plugins in the directories `path`. Their environment: `environ` (default: this process's), CNI variables."""
+    """The plugins in the directories `path`. Their environment is `environ` (default: os.environ) and CNI_*."""
 
     def __init__(self, path: Sequence[str], environ: Mapping[str, str] | None = None) -> None:
         self.path = list(path)
@@ -53,7 +53,7 @@ class Executables:
         raise IoFailure(f"there is no plugin {plugin} in {folders}: correct `type`, or install the plugin there")
 
     def run(self, verb: str, plugin: str, config: dict[str, Any], parameters: Parameters = _NOBODY) -> Any:
-        """Run the plugin; return its answer, None for empty output. If the plugin succeeds, its stderr is passed on.
+        """Run the plugin; return its answer, None for empty output. If it succeeds, its stderr is copied to sys.stderr.
 
         Raises PluginFailed if the plugin answers with an error, DelegateFailed if it fails without an error message,
         DecodingFailure if the answer is not JSON, and IoFailure if the plugin cannot be run.
@@ -99,8 +99,8 @@ def _execute(file: str, environ: Mapping[str, str], stdin: bytes) -> subprocess.
 
 
 def _interpreter(file: str) -> str:
-    """The interpreter of the script `file`, as text for the end of a message, since ENOENT of execve(2) may mean that
-    the interpreter is missing; "" for other files."""
+    """Text for the end of an error message: the interpreter of the script `file`; "" if it is no executable script.
+    ENOENT of execve(2) may mean that the interpreter is missing."""
     try:
         with open(file, "rb") as script:
             first = script.readline(256)
