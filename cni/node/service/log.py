@@ -36,8 +36,8 @@ class AgentLog(Log):
             sys.stderr.flush()
 
     def state(self, about: str, text: str, **fields: object) -> None:
-        """Write the warning `text` about the subject `about`, unless it is the same text as last time. The text ""
-        means that the fault has ended; nothing is written then."""
+        """Write the warning `text` about the subject `about`, unless the last text about this subject was the same.
+        The text "" means that the fault has ended; nothing is written then."""
         if self._last.get(about, "") != text:
             self._last[about] = text
             if text:
