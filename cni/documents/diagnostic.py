@@ -1,5 +1,5 @@
-"""Diagnostics, each a fault of a file with its place, key and remedy, and documents that collect them. Also messages
-for refused values, and the search for the most likely meaning of a misspelt word."""
+"""Diagnostics, and documents that collect them. A diagnostic is a fault of a file with its line, key and remedy. Also
+messages for refused values, and the search for the most likely meaning of a misspelt word."""
 
 from __future__ import annotations
 
@@ -104,9 +104,9 @@ def refusal(path: str, faults: Sequence[Diagnostic]) -> InvalidConfig:
 
 @dataclass
 class Scope:
-    """A document and its `findings`: the parsed tree `root` of `text`. Each new finding names the network `network`, ""
-    while it is unknown. If the document is a string inside another document, `prefix` is the path of keys to this
-    string; the key of each finding begins with this path."""
+    """A document: its `text`, the parsed tree `root`, and the `findings` about it. Each new finding names the network
+    `network`, "" while it is unknown. If the document is a string inside another document, `prefix` is the path of keys
+    to this string; the key of each finding begins with this path."""
 
     text: Text
     root: TreeNode

@@ -27,7 +27,7 @@ _SUGGESTED = 10
 
 
 class ChainStep(NamedTuple):
-    """One plugin of a network: its name, the capability arguments that it takes, and the JSON object as it was written."""
+    """One plugin of a network: its name, the capability arguments that it takes, and the JSON object as written."""
 
     type: str
     capabilities: dict[str, bool]
@@ -75,7 +75,7 @@ def find(reference: str, directory: str = NET_DIRECTORY) -> Network:
 
 
 def from_document(document: dict[str, Any], path: str) -> Network:
-    """Return the network of a conflist `document` in libcni's cache file `path`. Raises InvalidConfig with all faults."""
+    """The network of the conflist `document` from libcni's cache file `path`. Raises InvalidConfig for faults."""
     faults: list[Diagnostic] = []
     scope = reader.of_json(Text(path, json.dumps(document)), faults)
     network = _network(scope) if scope else None
@@ -108,8 +108,8 @@ def _search(name: str, directory: str) -> Network:
 
 
 def _in(directory: str, kinds: Iterable[tuple[str, ...]], broken: list[CniError]) -> Iterator[list[Network]]:
-    """Yield the networks of each file in `directory`, by `kinds`: the files with the extensions of the first kind come
-    first. Errors of files are added to `broken`."""
+    """Yield the networks of each file in `directory`. Each kind is a tuple of file extensions; the files of the first
+    kind come first. Errors of files are added to `broken`."""
     for path in (path for extensions in kinds for path in files(directory, extensions)):
         try:
             yield read(path, directory)

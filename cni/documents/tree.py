@@ -164,7 +164,7 @@ def of_yaml(root: yaml.Node) -> TreeNode:
 
 
 class Text:
-    """The `text` of the file `path` or of a part. `places` has each character's offset in the file's text `whole`."""
+    """A text from the file `path`: the content `whole` or a part. `places` has each character's offset in `whole`."""
 
     def __init__(self, path: str, text: str, whole: str | None = None, places: Sequence[int] | None = None) -> None:
         self.path = path
@@ -188,7 +188,7 @@ class Text:
         return Text(self.path, f"[{self.text}]", self._whole, [self._places[0], *self._places, self._places[-1]])
 
     def inner(self, value: str, start: int, end: int) -> Text:
-        """Return `value` as a Text. This text has it from `start` to `end`, perhaps with quotes and escapes."""
+        """Return the string `value` as a Text. Its source, perhaps with escapes, has the offsets `start` to `end`."""
         places, index = [], start
         for character in value:
             found = -1 if character.isspace() else self.text.find(character, index, end)
