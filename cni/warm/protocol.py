@@ -18,8 +18,8 @@ _PIECE = 1 << 16  # the most bytes of stdout in a packet, as in launcher.c
 
 
 def name_of(identity: str) -> str:
-    """The file name, without suffix, of the socket and lock of a supervisor: the part of the caller's `identity` that
-    stands for the pack, the namespaces and the settings."""
+    """The file name, without suffix, of a supervisor's socket and lock: the part of the caller's `identity` that stands
+    for the file of compiled modules, the namespaces and the settings."""
     return "-".join(identity.split("-")[:4])
 
 

@@ -1,7 +1,7 @@
 """The supervisor, which keeps a pool of workers, and ends when no call has come for some time.
 
-The pool has LEAST workers. When a call has taken the last idle worker, the supervisor adds a worker, up to the maximum
-of the policy, so that the next call finds an idle worker. A worker ends after a number of calls, and is replaced only
+The pool has LEAST workers. When a call has taken the last idle worker, the supervisor adds one, up to the maximum of
+the node's policy, so the next call finds an idle worker. A worker ends after a number of calls, and is replaced only
 when the pool has too few. The pool shrinks only in this way. Calls that find no idle worker wait in the kernel's queue,
 and run cold (without a worker) after a second.
 
@@ -137,7 +137,7 @@ class Supervisor:
         return self._found() != self._socket or self._marks() != self._before
 
     def _marks(self) -> list[tuple[int, ...]]:
-        """Values that change with the pack or a policy file, also if a ConfigMap changes the target of a link."""
+        """Values that change when the file of compiled modules or a policy file changes; links are followed."""
         return [files.mark(path, links=True) for path in self._depends]
 
     def _found(self) -> tuple[int, ...]:

@@ -191,7 +191,7 @@ class Worker:
         return status == 0 and self._is_as_before()
 
     def _set_environment(self, environ: dict[bytes, bytes]) -> None:
-        """Set the process's environment to `environ`. Only variables that differ from those before are changed."""
+        """Set the process's environment to `environ`. Only variables that differ from the last call's are changed."""
         for name in self._environ.keys() - environ.keys():
             del os.environb[name]
         os.environb.update(environ.items() - self._environ.items())
@@ -234,7 +234,7 @@ def _close(fds: list[int]) -> None:
 
 
 def _seen(path: bytes) -> str:
-    """The namespace at `path`, as this process sees it, in the form of `protocol.Call.netns`; "" when there is none."""
+    """The minor device number and the inode number of the file at `path`, as "MINOR:INODE"; "" if there is no file."""
     try:
         status = os.stat(path)
     except (OSError, ValueError):
