@@ -7,7 +7,7 @@ that each can detach an attachment of the other. The commands do more than pass 
   section 3). An interface that existed before the attach stays.
 - attach refuses an attachment that exists already; the message says how to detach it.
 - detach and check take arguments and configuration from the cache, so that the user need not repeat them. They find an
-  attachment by its namespace, whatever path and containerID it was made with.
+  attachment by its namespace, even if the attach named another path or containerID.
 - gc removes the attachments whose namespace is gone. It keeps all others that a cache or record of this node lists.
 """
 
@@ -251,7 +251,7 @@ def _existing(options: argparse.Namespace) -> tuple[Runtime, networks.Network, P
 
 
 def _found(options: argparse.Namespace) -> networks.Network | CniError:
-    """The network that the options name; if it is not found, the error, since the cache may still have the network."""
+    """Find the network that the options name. Return an error instead of raising it: the cache may have the network."""
     try:
         return networks.find(options.network, options.conf_dir)
     except CniError as fault:
@@ -355,8 +355,8 @@ def _link(netns: str, ifname: str) -> Link | None:
 
 
 def _undo(runtime: Runtime, network: networks.Network, parameters: Parameters, fault: BaseException) -> None:
-    """Undo a failed ADD by a DEL. If the DEL fails for another reason than the ADD, raise StepsFailed, with `fault`,
-    the error of the ADD, first."""
+    """Undo a failed ADD by a DEL. Raises StepsFailed with `fault`, the error of the ADD, and the errors of the DEL, if
+    the DEL fails for another reason."""
     try:
         with redirect_stderr(io.StringIO()):  # else the plugins' messages come before the failure
             runtime.delete(network, parameters)

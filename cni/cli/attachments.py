@@ -41,7 +41,7 @@ def is_chosen(options: argparse.Namespace, document: dict[str, Any]) -> bool:
 
 
 def told(options: argparse.Namespace, *further: str) -> str:
-    """The filter options and those in `further` that the user gave, as " with --NAME VALUE, …", or ""."""
+    """The filters that the user gave, as " with --NAME VALUE, …"; "" for none. `further` names additional options."""
     filters = {name: getattr(options, name) for name in ("network", "pod", "container_id", *further)}
     given = [f"--{name.replace('_', '-')} {value}" for name, value in filters.items() if value]
     return f" with {', '.join(given)}" if given else ""

@@ -83,7 +83,7 @@ def _version(options: argparse.Namespace) -> int:
 
 
 def _ask_all(options: argparse.Namespace, agents: Iterable[kubectl.NodeAgent]) -> list[dict[str, Any]]:
-    """Run `railcni status` by each agent; return a status per node, whose `faults` say why if an agent is silent."""
+    """Run `railcni status` in each agent's pod; return a status per node. A failed run has the reason in `faults`."""
 
     def ask(agent: kubectl.NodeAgent) -> dict[str, Any]:
         command, places = ["status", "--output=json"], ("root", "plugin-dir", "to", "state-dir")
@@ -138,8 +138,8 @@ def _deleted(options: argparse.Namespace, nodes: set[str]) -> set[str]:
 def _answer(
     options: argparse.Namespace, agent: kubectl.NodeAgent, command: list[str], *places: str, given: str = ""
 ) -> Any:
-    """Run `railcni` with `command` in the agent's pod, and `given` on stdin; return its JSON output. The options in
-    `places`, such as "state-dir", have the agent's own values. Raises IoFailure if there is no answer."""
+    """Run `railcni` with the arguments `command` in the agent's pod, with `given` on stdin; return its JSON output.
+    `places` names options, such as "state-dir", to copy from the agent's arguments. Raises IoFailure without JSON."""
     if agent.fault:
         raise IoFailure(agent.fault)
     argv = ["railcni", *command, *filter(None, (agent.argument(name) for name in places))]
@@ -195,8 +195,8 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def doctor_pod(agent: kubectl.NodeAgent, arguments: Sequence[str]) -> dict[str, Any]:
-    """The manifest of a privileged pod on the agent's node. With the host's root directory as its own, the pod runs
-    `railcni doctor` of the railcni that is installed on the host."""
+    """The manifest of a privileged pod on the agent's node. The pod changes its root directory to the host's, and runs
+    the host's `railcni doctor`."""
     folder = (agent.argument("plugin-dir") or agent.argument("to")).partition("=")[2]
     installed = f"{folder or '/opt/cni/bin'}/railcni-bundle/current/bin/railcni"
     name = f"railcni-doctor-{secrets.token_hex(4)}"  # known even if `create` is interrupted
@@ -212,8 +212,8 @@ def doctor_pod(agent: kubectl.NodeAgent, arguments: Sequence[str]) -> dict[str, 
 
 
 def _exit_code(options: argparse.Namespace, place: Sequence[str]) -> int:
-    """Wait until the container `doctor` has ended; return its exit code. `place` has the pod's name and the option
-    --namespace. Raises IoFailure if the container does not start or end."""
+    """Wait until the container `doctor` has ended; return its exit code. `place` has two arguments for kubectl: the
+    pod's name, and --namespace=NAMESPACE. Raises IoFailure if the container does not start or end."""
     begin = time.monotonic()
     while True:
         status = kubectl.read(options, "get", "pod", *place)["status"]
@@ -251,8 +251,8 @@ def _ipam(run: subcommand.Run, cluster: subcommand.Parser, options: argparse.Nam
 
 
 def _ask_of_leases(options: argparse.Namespace, leases: Sequence[Lease]) -> dict[Key, tuple[str, str]]:
-    """Ask the agents whether leases are in use; return (ENDED, USED or UNKNOWN; the reason) by lease. If a lease names
-    no node, all agents are asked about it."""
+    """Ask the agents whether leases are in use; return (state, reason) by lease. The state is ENDED, USED or UNKNOWN.
+    If a lease names no node, all agents are asked about it."""
     agents = kubectl.agents(options) if leases else {}
     no_agent = kubectl.NodeAgent("", "", "", {}, "no agent has this node")
 

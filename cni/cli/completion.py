@@ -1,5 +1,5 @@
-"""railcni completion: prints the completion script for a shell, which a bundle contains and a source checkout
-generates. Also railcni version."""
+"""railcni completion: prints the completion script for a shell. A bundle contains these scripts; a source checkout
+generates them. Also railcni version."""
 
 from __future__ import annotations
 

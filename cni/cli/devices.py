@@ -116,7 +116,7 @@ def _read(options: argparse.Namespace) -> tuple[Config, bool]:
 
 
 def _tell_unmade(config: Config, found: Sequence[Resource]) -> None:
-    """Print how to make the configured virtual functions if a resource in `found` has no device for lack of them."""
+    """If a resource in `found` has no device, print how to make the virtual functions that the configuration wants."""
     if config.policies and any(resource.unchosen for resource in found):
         output.print_fault(
             "railcni: the configuration asks for virtual functions that are not there yet: `railcni vfs plan` shows the"

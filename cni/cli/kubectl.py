@@ -59,7 +59,7 @@ class NodeAgent:
 
 def add_access(parser: argparse.ArgumentParser, before: bool = False, files: bool = True) -> None:
     """Add --context, --agents-in and, if `files`, --kubeconfig. A user may write them before or after a subcommand.
-    `before`: this parser reads those before it, and sets the defaults."""
+    `before`: `parser` reads the options before the subcommand, and sets the defaults."""
     default, namespace = ("", "railcni") if before else (argparse.SUPPRESS, argparse.SUPPRESS)
     about = "a context of kubectl's configuration; default: the current one"
     subcommand.option(parser, "--context", default, about, "NAME", shown=False)
@@ -150,7 +150,7 @@ def fault(pod: dict[str, Any], name: str) -> str:
 
 @contextmanager
 def temporary(options: argparse.Namespace, pods: Sequence[dict[str, Any]]) -> Iterator[None]:
-    """Create `pods`, all in one namespace, and delete them at the end of the block. Raises IoFailure if `create` fails."""
+    """Create `pods`, all in one namespace; delete them when the context ends. Raises IoFailure if `create` fails."""
     names = [pod["metadata"]["name"] for pod in pods]
     try:
         try:

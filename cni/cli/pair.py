@@ -304,7 +304,7 @@ class _Test:
         return [lease.text for lease in leases if lease.pod_name in names]
 
     def _released(self, before: list[str] | str) -> Observation:
-        """Wait until the pods are gone and their addresses free; `before` is the result of `_leases` before that."""
+        """Wait until the pods and their leases are gone. `before` is the result of `_leases` while the pods ran."""
         if not before or isinstance(before, str):
             why = before or "the addresses are leased in no store of the cluster"
             return Observation(SKIPPED, "", str(why), check="released")

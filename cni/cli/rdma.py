@@ -142,7 +142,7 @@ def nccl_advice(
     sandbox: sandboxes.NamespaceView, devices: Devices, root: str = "/sys"
 ) -> tuple[dict[str, str], list[str]]:
     """Return (environment variables with which NCCL uses the pod's ports, notes about them). Raises CniError if the pod
-    has no InfiniBand port, and no RoCE port has a GID of the pod."""
+    has neither an InfiniBand port nor a RoCE port with a GID of the pod."""
     ways = list(_ways(sandbox, devices, root))
     if not ways:
         raise CniError(_missing(sandbox, devices, root), code=100)
@@ -187,8 +187,8 @@ def _selection(chosen: Mapping[_Way, Gid]) -> tuple[dict[str, str], list[str]]:
 
 
 def choice(port: Port, is_v6: bool, network: Network | None) -> int:
-    """The GID index that NCCL 2.21 or newer chooses for the port when NCCL_IB_GID_INDEX is not set: among IPv6 or IPv4
-    addresses (`is_v6`), and only those in `network` if it is given."""
+    """The GID index that NCCL 2.21 or newer chooses for the port when NCCL_IB_GID_INDEX is not set. NCCL considers
+    only IPv6 (`is_v6`) or only IPv4 addresses; if `network` is given, only those in this network."""
     table = {gid.index: gid for gid in port.gids}
     current = table.get(0) or Gid(0, "", "", "::", "")
     for index in sorted(table.keys() - {0}):

@@ -174,8 +174,8 @@ def _tree(name: str, directory: str) -> list[Part]:
 
 
 def _file(name: str, path: str, end: bool = False) -> Part:
-    """Read a file as a part. If `end`, a file larger than MOST_BYTES is cut to its last bytes. Otherwise such a file is
-    a missing part, with the reason; a binary file always is."""
+    """Read a file as a part. With `end`, a file larger than MOST_BYTES is cut to its last bytes. Without `end`, it is
+    left out, and `fault` has the reason. A binary file is left out in both cases."""
     try:
         if path.endswith(_CERTIFICATES):
             raise ValueError("certificates and keys are not gathered")
@@ -289,7 +289,7 @@ def _documents(text: str) -> Iterator[Any]:
 
 
 def _secrets_of(value: Any, depth: int = 0, hidden: bool = False) -> Iterator[str]:
-    """Yield the secrets in a part of a document; if `hidden`, all its strings and numbers."""
+    """Yield the secrets in `value`, at nesting level `depth` of a document; if `hidden`, all strings and numbers."""
     if depth > _MOST_DEPTH:
         return
     if isinstance(value, dict):
@@ -316,8 +316,8 @@ def _secrets_of(value: Any, depth: int = 0, hidden: bool = False) -> Iterator[st
 
 
 def _hides(key: str, holder: dict[Any, Any]) -> bool:
-    """Whether the value of `key` in `holder` is secret, by its key; or since `holder` is a Secret; or, for the key
-    "value", by the member `name` of `holder`."""
+    """Whether `holder[key]` is secret: `key` is the name of a secret, or the data of a Kubernetes Secret. For the key
+    "value", the member `name` of `holder` is judged instead of `key`."""
     if key in ("data", "stringData") and holder.get("kind") == "Secret":
         return True
     return is_secret(str(holder.get("name"))) if key == "value" else is_secret(key)

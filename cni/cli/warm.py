@@ -60,7 +60,7 @@ class Workers:
 
 def cold(root: str = "/") -> str:
     """The reasons why recent calls were served by no warm worker: for each call a letter, a key of REASONS, oldest
-    first. "" if the file with them cannot be read."""
+    call first. "" if the file of letters cannot be read."""
     with suppress(OSError, ValueError):
         return read_regular(below(root, protocol.COLD), 1 << 17).decode("ascii", "replace")
     return ""
@@ -142,7 +142,7 @@ def _sockets(root: str) -> list[str]:
 
 
 def _ask(path: str, what: str = protocol.STATUS) -> Workers:
-    """Send the request `what` to the worker that listens at `path`; return its answer, or one with a `fault`."""
+    """Send the request `what` to the worker that listens at `path`; return its answer. `fault` tells why none came."""
     name, supervisor = os.path.basename(path).removesuffix(protocol.SOCKET), 0
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(_ANSWER_SECONDS)

@@ -107,8 +107,8 @@ def check_modules(modules: Modules) -> Iterator[Observation]:
 
 
 def check_nodes(root: str, dev: str, chosen: Collection[str] | None = None) -> Iterator[Observation]:
-    """Check the device nodes in the folder `dev`/infiniband: those of all verbs devices in sysfs (`root`) and of
-    rdma_cm, or only those in `chosen`."""
+    """Check the device nodes in the folder `dev`/infiniband: rdma_cm and those of all verbs devices in sysfs (`root`).
+    If `chosen` is given, check only the device nodes that it names."""
     folder = f"{root}/class/infiniband_verbs"
     places = {name: f"{folder}/{name}" for name in sorted(names_in(folder)) if name.startswith("uverbs")}
     for name, place in {**places, "rdma_cm": f"{root}/class/misc/rdma_cm"}.items():

@@ -135,8 +135,8 @@ def check(links: Sequence[AttachedLink]) -> Iterator[Observation]:
 def check_links(
     sandbox: NamespaceView, links: Sequence[AttachedLink], recorded: Sequence[str], here: Mapping[str, SandboxInterface]
 ) -> Iterator[Observation]:
-    """Find links of the pod that are gone or down, and links whose master is down. `recorded` names the links that the
-    records have for the pod; `here` has the links of this namespace by name."""
+    """Find links of the pod that are gone or down, and links whose master is down. `recorded` names the pod's links in
+    the attachment records; `here` has the links of doctor's own namespace by name."""
     over_ports = {link.interface.name for link in links}
     names = [interface.name for interface in sandbox.interfaces]
     for name in recorded:

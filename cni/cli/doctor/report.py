@@ -63,7 +63,7 @@ class NodeFacts:
 
     @cached_property
     def loaded(self) -> kernel.Modules:
-        """The kernel modules, and the network functions; for one pod only the functions below its links."""
+        """The kernel modules, and the network functions; in a report about one pod, only functions below its links."""
         found = kernel.read_modules(self.places.sys)
         if not self.pod:
             return found
@@ -87,7 +87,7 @@ class NodeFacts:
 
     @cached_property
     def chosen(self) -> NamespaceView:
-        """The namespace of `pod`. Raises InvalidConfig if there is none."""
+        """The network namespace of `pod`. Raises InvalidConfig if it is not found."""
         try:
             return sandboxes.find(self.pod, self.sandboxes, self.places.state, self.places.cache)
         except CniError as fault:
@@ -100,14 +100,15 @@ class NodeFacts:
 
     @property
     def ports(self) -> list[inventory.Port]:
-        """All ports; for one pod only those below its links."""
+        """All ports; in a report about one pod, only those below the pod's links."""
         if self.pod:
             return [*dict.fromkeys(port for link in self.attached for port in link.ports)]
         return inventory.ports(self.devices)
 
     @property
     def nics(self) -> list[tuple[str, str]]:
-        """RDMA NICs' physical functions as (verbs device, PCI address); for one pod only those below its links."""
+        """RDMA NICs' physical functions as (verbs device, PCI address). In a report about one pod, only
+        those below the pod's links."""
         devices = {port.device for port in self.ports}
         physical = [d for d in self.devices if d.pci and not d.is_virtual_function]
         return [(d.name, d.pci) for d in physical if not self.pod or d.name in devices]
@@ -154,7 +155,7 @@ class NodeFacts:
     @cached_property
     def uses(self) -> dict[str, str]:
         """The user of each netdev in use, by netdev: a network of this node, a pod's link, or an address of the node.
-        For one pod only the netdevs below its links."""
+        In a report about one pod, only the netdevs below the pod's links."""
         found: dict[str, str] = {}
         if self.pod:
             return {port.netdev: str(link) for link in self.attached for port in link.ports}
@@ -229,8 +230,8 @@ class NodeFacts:
 
     @cached_property
     def congestion(self) -> dict[str, Congestion]:
-        """The congestion settings of RoCE netdevs in this namespace, by netdev: of a bond's ports instead of the bond,
-        and of the physical function instead of a virtual function or subfunction, whose netdev may be in a pod."""
+        """The congestion settings of RoCE netdevs in this namespace, by netdev. A bond is replaced by its ports. A
+        virtual function or subfunction, whose netdev may be in a pod, is replaced by its physical function."""
         sys = self.places.sys
         devices = {device.name: device for device in self.devices}
         found: dict[str, Congestion] = {}
@@ -283,7 +284,7 @@ class NodeFacts:
 
 
 def _peer_memory(f: NodeFacts) -> Iterator[Observation]:
-    """Check that NICs reach the memory of GPUs; for one pod only if the pod has a GPU."""
+    """Check that NICs reach the memory of GPUs. In a report about one pod, skip this if the pod has no GPU."""
     if not f.pod or any(process.gpus for process in f.pod_processes):
         yield from pcie.check_memory(f.topology, f.places.sys, f.places.proc)
 
@@ -303,7 +304,7 @@ def _pcie_settings(f: NodeFacts) -> Iterator[Observation]:
 
 
 def _nodes(f: NodeFacts) -> Iterator[Observation]:
-    """Check the device nodes; for one pod only those that its links need."""
+    """Check the device nodes; in a report about one pod, only those that its links need."""
     needed = {"rdma_cm", *(need.node for need in f.pod_needs)} if f.pod else None
     return kernel.check_nodes(f.places.sys, f.places.dev, needed)
 

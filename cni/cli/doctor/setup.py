@@ -74,8 +74,8 @@ def check_plugins(folders: Sequence[str]) -> Iterator[Observation]:
 
 
 def _plugin(path: str, ours: bool) -> Observation:
-    """Check that a plugin answers VERSION, and find its release. Go's plugins print it if they are called without a
-    verb (skel of containernetworking/cni), or with --version (rdma, multus-shim). `ours`: it is railcni's."""
+    """Check that a plugin answers VERSION, and find its release. A Go plugin prints the release if it is called
+    without a verb (skel of containernetworking/cni) or with --version (rdma, multus-shim). `ours`: it is of railcni."""
     healthy, remedy = "a plugin that answers VERSION", "install it again"
     try:
         about = _run([path], {})
@@ -152,7 +152,7 @@ def check_policy(masters: Collection[str]) -> Iterator[Observation]:
 
 def _store_of(config: str) -> stores.Choice | None:
     """The store of leases that the flat file (whereabouts.conf) `config` names. "" means the installed flat file;
-    return None if there is none."""
+    return None if no flat file is installed."""
     if not config and not any(os.path.exists(path) for path in source.PATHS):
         return None
     return stores.of_flat_file(config)

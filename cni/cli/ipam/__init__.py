@@ -70,7 +70,7 @@ def register(commands: subcommand.Commands, anywhere: bool = False) -> list[argp
 
 
 def _read(options: argparse.Namespace, pool: str = "") -> tuple[list[Choice], list[Snapshot]]:
-    """Read the stores of leases that the options choose, or only the pool `pool` of them. Return (stores, contents)."""
+    """Read the lease stores that the options choose; if `pool` is given, only this pool. Return (stores, contents)."""
     choices = stores.choose(options)
     with output.progress() as say:
         return choices, [read(choice, say, pool) for choice in choices]
@@ -181,7 +181,7 @@ def _flush(options: argparse.Namespace) -> int:
 
 
 def _unended() -> dict[tuple[str, str, str], dict[str, Any]]:
-    """The attachments with a pending release or DEL, or a namespace that is gone, by (network, containerID, ifname)."""
+    """The attachments with pending release, pending DEL or missing namespace, by (network, containerID, ifname)."""
     waiting = {}
     for one in recorded.found():
         is_gone = one["netns"] and not one["alive"]

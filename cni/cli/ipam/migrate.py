@@ -106,8 +106,8 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _complete(found: Snapshot, network: str) -> None:
-    """Set the network of each lease that names none: `network`, or else the only network of the pool. Remove the node
-    from a lease without boot ID or namespace, which that node would take for a lease of an earlier boot.
+    """Set the network of each lease without one to `network`, or else to the only network of its pool. Clear the node
+    of a lease without boot ID or namespace, since the node would take the lease for one of an earlier boot.
 
     Raises InvalidConfig for leases of IPAMClaims, and if the network of a lease is not known.
     """
@@ -139,7 +139,7 @@ def _of_node(leases: Iterable[Lease], node: str) -> list[Lease]:
 
 
 def _claim(store: Store, group: list[Lease]) -> Claimed | Taken | Unknown:
-    """Claim the leases `group` of one attachment; return the store's answer. Retry after a temporary one."""
+    """Claim the leases `group` of one attachment; return the store's answer. Retry after a temporary failure."""
     attempts = Pauses(monotonic() + SECONDS)
     places = {lease.place for lease in group}
     made: list[Lease] = []  # leases of an earlier claim whose outcome was unknown
@@ -284,7 +284,7 @@ class _Migration:
         return {**copied, "removed": removed, "records": records}
 
     def _read(self) -> list[Lease]:
-        """Read the source's leases. In a move to IPPools, AddressLeases first have to refuse claims in these pools."""
+        """Read the source's leases. Before a move to IPPools, make AddressLeases refuse claims in the leases' pools."""
         leases = self._read_source()
         while self._pools and not self._pools.refuse(leases):
             leases = self._read_source()
@@ -313,7 +313,7 @@ class _Migration:
 
     def _opened(self, choice: Choice, leases: Iterable[Lease], use: int = CREATE) -> Store:
         """Open the store `choice`. `use` is READ, or CREATE to make a missing store. An IPPool store locks the pools of
-        `leases`. In a move between a cluster's two stores, each accepts claims in ranges that the other has."""
+        `leases`. In a move between a cluster's two stores, it accepts claims also in ranges of the other store."""
         store_ref: dict[str, Any] = {**choice.store_ref, "moves": self._pools is not None}
         if choice.kind == "kubernetes":
             store_ref["pools"] = sorted({lease.pool for lease in leases})
@@ -355,15 +355,15 @@ class _Migration:
             self._progress(f"{len(self._copied)} leases copied")
 
     def _take_back(self, leases: list[Lease]) -> None:
-        """Release copied leases in the target if a DEL has freed them in the source, which now has `leases`."""
+        """Release in the target the copied leases that are missing in `leases`: a DEL has freed them in the source."""
         there = {lease.key() for lease in leases}
         if gone := [lease for key, lease in self._copied.items() if key not in there]:
             self._taken_back += self._opened(self._target, gone).release(gone)
             self._copied = {key: lease for key, lease in self._copied.items() if key in there}
 
     def _switch_records(self, leases: list[Lease]) -> int:
-        """Change the store in this node's records from the source to the target, for the attachments of `leases` and of
-        closed pools. Return the number of changed records."""
+        """Let a record of this node name the target as its store, instead of the source, if its attachment has one of
+        `leases` or uses a closed pool. Return the number of changed records."""
         source_ref = self._source.store_ref
         moved = {lease.attachment.key() for lease in leases}
         closed = self._pools.closed() if self._pools else set()

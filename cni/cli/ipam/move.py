@@ -36,7 +36,7 @@ class Pools:
         self._moved: list[Lease] = []
 
     def moved_from(self, found: Snapshot) -> list[Lease]:
-        """Remember the resourceVersions of the pools in `found`, which `close` compares. Return the leases of the pools
+        """Remember the pools' resourceVersions in `found`, for `close` to compare. Return the leases of the pools
         that `close` has closed so far. Raises InvalidConfig if a network has node_slice_size."""
         if sliced := [n.name for n in found.networks if n.sliced]:
             why = "it has node_slice_size, which datastore addresslease does not take"
@@ -88,8 +88,8 @@ class Pools:
         return {document["metadata"]["name"] for document in self._api.list_all(POOLS) if objects.is_closed(document)}
 
     def refuse(self, leases: list[Lease]) -> bool:
-        """Before a move to IPPools, make AddressLeases refuse claims in the closed pools, and in those of `leases`.
-        Return False if claims in some of these pools were accepted until now."""
+        """Before a move to IPPools, make AddressLeases refuse claims in the closed pools and in the pools of `leases`.
+        Return False if they accepted claims in one of these pools before this call."""
         if self.closes:
             return True
         known = {document["metadata"]["name"] for document in self._api.list_all(POOLS)}
@@ -108,8 +108,8 @@ class Pools:
         self._cluster.move(kind)
 
     def _mark(self, former: str, sign: str) -> bool:
-        """Replace the prefix `former` by `sign` in the range of each IPPool that has it; such a prefix marks a closed
-        pool. Return False if no pool had the prefix."""
+        """Replace the prefix `former` by `sign` in the ranges of all IPPools; a range with such a prefix marks a closed
+        pool. Return False if no range had the prefix `former`."""
         found = [one for one in self._api.list_all(POOLS) if objects.range_text(one).startswith(former)]
         for document in found:
             with suppress(Conflict, NotFound):  # an ADD or another run has changed the pool; the next reading shows it

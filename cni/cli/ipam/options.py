@@ -91,7 +91,7 @@ def told(choices: Sequence[Choice]) -> str:
 
 
 def parse(text: str) -> Choice:
-    """Parse KIND:PLACE to a store, as an argparse type. Raises InvalidConfig if the file PLACE cannot be read."""
+    """Parse KIND:PLACE to a store, as an argparse type. Raises InvalidConfig if PLACE names an unreadable file."""
     kind, _, place = text.partition(":")
     if kind in ("file", HOST_LOCAL) and place:
         return Choice({"kind": kind, "path": os.path.abspath(place)})

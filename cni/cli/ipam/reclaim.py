@@ -1,7 +1,7 @@
 """railcni ipam reclaim: frees the leases and reservations that an audit reported as dead (their pods are gone).
 
 The report alone frees nothing. All stores are read again, at least a grace period later. A lease that is unchanged and
-again dead is read once more right before it is freed. The store frees only this lease: it tests the resourceVersion of
+still dead is read once more right before it is freed. The store frees only this lease: it tests the resourceVersion of
 pool, AddressLease or reservation, or all fields that identify the lease. A lease that has changed, or whose address may
 be in use, stays. Only the lease's node knows whether its address is in use: `railcni` looks on its own machine,
 `kubectl railcni` asks the node's agent. Without an answer the lease stays, unless the pod's containers have ended or
@@ -133,7 +133,7 @@ def _reclaim(made: Report, choices: list[Choice], options: argparse.Namespace) -
 
 
 class _Found:
-    """A store with its snapshot `seen`, to reclaim from. Raises InvalidConfig if `seen` has no records and no pods."""
+    """A store to free leases in, and its snapshot `seen`. Raises InvalidConfig if `seen` lacks both records and pods."""
 
     def __init__(self, choice: Choice, seen: Snapshot, options: argparse.Namespace) -> None:
         if seen.records is None and seen.pods is None:
@@ -145,8 +145,8 @@ class _Found:
         self._leases = {(lease.pool, lease.text, lease.container_id, lease.ifname): lease for lease in seen.leases}
 
     def elsewhere(self, finding: Finding) -> Lease | None:
-        """The finding's lease if the agent of the lease's node must be asked whether the address is in use, else None.
-        With `options.ask` this node's agent is asked too: a container may not see the namespaces."""
+        """The finding's lease if an agent must be asked whether the address is in use, else None. If `options.ask` is
+        set, agents are asked about this node's leases too, since a container may not see the node's namespaces."""
         lease = self._lease(finding)
         if self._options.force or lease is None or finding.kind == LEASE_OF_ENDED_POD:
             return None

@@ -145,7 +145,7 @@ def _rail(rail: attached.AttachedRail) -> dict[str, Any]:
 
 
 def objects(plan: Rails, rails: Sequence[PlannedRail], ours: bool = False) -> list[dict[str, Any]]:
-    """The group's Kubernetes objects, in the order to apply them. `ours`: they are for `railcni device-plugin`."""
+    """The group's Kubernetes objects, in the order to apply them. `ours`: the device plugin is railcni's."""
     nads = [nad(plan, rails, rail) for rail in (rails[:1] if plan.oneNetwork else rails)]
     return [resources(plan, rails, ours), *nads, pod(plan, rails)]
 

@@ -2,8 +2,8 @@
 only functions that use it import it.
 
 On a terminal, tables are coloured and fit its width. Only the last column is folded, between words: an address on two
-lines cannot be copied. If that is not enough, columns are left out; `-o wide` shows all. Elsewhere tables are plain
-columns, one line for each row, of any length, for grep, cut and logs.
+lines cannot be copied. If that is not enough, columns are left out; `-o wide` shows all. In a file or pipe, tables
+are plain columns, one line for each row, of any length, for grep, cut and logs.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Rows = Iterable[Sequence[object]]
 
 
 class Form:
-    """How this process prints, by its options --no-headers, -o wide and -w (watch). `seen` has the rows that a listing
-    with -w has printed last, by listing; None without -w."""
+    """How this process prints, by its options --no-headers, -o wide and -w (watch). With -w, `seen` maps each listing
+    to its rows at the last repetition; else it is None."""
 
     headers = True
     is_wide = False
@@ -164,7 +164,7 @@ def print_data(value: Any, form: str = "json", name: str = "") -> None:
 
 
 def print_objects(objects: Sequence[Any], form: str) -> None:
-    """Print Kubernetes objects in a format of -o; several are one List, or several documents with "yaml"."""
+    """Print Kubernetes objects in the format `form` of -o. Several objects are one List, in YAML separate documents."""
     objects, is_repeated = _new("objects", objects)
     if is_repeated and not objects:
         return

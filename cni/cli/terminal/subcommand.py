@@ -24,8 +24,8 @@ _FORMAT = "the format of what is printed"
 
 
 class ExistingDirectory(argparse._StoreAction):
-    """The argparse action of an option with a directory that is only read, or with several, separated by colons. A
-    directory that the user names must exist (`Parser.require`); the default may be missing."""
+    """The argparse action of an option whose value is a directory, or several separated by colons, that railcni only
+    reads. At least one directory that the user names must exist (`Parser.require`); the default may be missing."""
 
 
 class Forms(tuple[str, ...]):
@@ -42,7 +42,7 @@ class Forms(tuple[str, ...]):
 
 class Parser(argparse.ArgumentParser):
     """A parser of commands or of subcommands. Its errors name the word that was probably meant, or the arguments that
-    nothing takes. `given` has the names of the options on the command line."""
+    the command does not take. `given` has the names of the options on the command line."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -68,14 +68,14 @@ class Parser(argparse.ArgumentParser):
         super().error(message)
 
     def only(self, applies: object, condition: str, *options: str) -> None:
-        """Unless `applies`, refuse those of `options` that the user gave: "has an effect only CONDITION"."""
+        """If `applies` is false, refuse each of `options` that the user gave: it "has an effect only CONDITION"."""
         for option in options:
             if option in self.given and not applies:
                 names = "/".join(self._option_string_actions[option].option_strings)
                 self.error(f"{names} has an effect only {condition}: leave it out")
 
     def require(self, options: argparse.Namespace) -> None:
-        """Raise InvalidConfig if a directory that the user named is missing, or all of several separated by colons."""
+        """Raise InvalidConfig if a directory that the user named is missing; of several (DIR:DIR), one must exist."""
         for action in self._actions:
             if isinstance(action, ExistingDirectory) and self.given.intersection(action.option_strings):
                 text = getattr(options, action.dest)
