@@ -137,7 +137,7 @@ def packages(installed: list[Distribution]) -> Iterator[tuple[str, Path]]:
 
 
 def project_files() -> Iterator[tuple[str, Path]]:
-    """Yield (path in the bundle, file) for the project's modules, conf/, which the demo uses, and the licence."""
+    """Yield (path in the bundle, source) for the project's modules, the licence, and conf/, which the demo uses."""
     for path in (*(file for top in ("cni", "ipam", "conf") for file in _files(PROJECT / top)), PROJECT / "LICENSE"):
         target = str(path.relative_to(PROJECT))
         if not target.startswith("cni/dist/"):
@@ -175,7 +175,7 @@ def search_path(file: Path) -> list[str]:
 
 
 def loader() -> Path:
-    """The path of glibc's dynamic loader, from Python's ELF file. Raises CannotBuild if that names another loader."""
+    """The path of glibc's dynamic loader, from Python's ELF file. Raises CannotBuild if Python has another loader."""
     found = re.search(r"Requesting program interpreter: (.*)\]", described(PYTHON))
     if not found or not Path(found[1]).name.startswith("ld-linux"):
         raise CannotBuild(
