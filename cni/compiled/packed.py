@@ -4,9 +4,9 @@ The launcher (bin/launcher.in) defines three globals and calls `main`. `root` is
 the file descriptor of the pack. `index` maps the name of each module to three values: whether the module is a package,
 the offset and the size of its code, in bytes.
 
-The first argument, if any, is the identity of a caller that found no warm worker, a process that waits for calls
-(cni/warm). With this argument, the process starts a supervisor of workers after the call. A second argument is the
-descriptor of a lock; with it, the process becomes the supervisor itself.
+A warm worker is a process that waits for calls (cni/warm). If the launcher found none, the first argument identifies
+the launcher, and this process starts a supervisor of workers after the call. If there is also a second argument, the
+descriptor of a lock, this process becomes the supervisor.
 
 An import from a directory costs 0.1 ms, mostly for a dozen system calls. An import from the pack costs 0.06 ms, which
 saves 2 ms for the 48 modules of a CHECK.
