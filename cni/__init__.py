@@ -10,6 +10,6 @@ VERSION = "0.1.0"  # of railcni
 
 
 def load(module: str, name: str = "") -> Any:
-    """The module of this name, or the member `name` of it. Tables of modules use this: a call imports what it needs."""
+    """Import `module`; return it, or its member `name` if given. So a module is loaded only when a call needs it."""
     found = sys.modules.get(module) or import_module(module)
     return getattr(found, name) if name else found
