@@ -167,8 +167,8 @@ def _refuse_held(options: argparse.Namespace, found: Installation, folder: Folde
 
 
 def _reason(record: dict[str, Any], alive: bool, remaining: Collection[str]) -> str:
-    """Why only railcni can detach the attachment of `record`; "" if another plugin in the folder (`remaining`) can, or
-    if nothing is left to detach. `alive`: the namespace of the attachment exists."""
+    """Why only railcni can detach the attachment of `record`; "" if one of the `remaining` plugins in the folder
+    can, or if nothing is left to detach. `alive`: the namespace of the attachment exists."""
     plugin, network_type = record.get("plugin", ""), ""
     with suppress(TypeError, ValueError, AttributeError):  # without a configuration, or a damaged one
         network_type = str(json.loads(record.get("config", "")).get("type", ""))

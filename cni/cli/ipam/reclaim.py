@@ -133,7 +133,7 @@ def _reclaim(made: Report, choices: list[Choice], options: argparse.Namespace) -
 
 
 class _Found:
-    """A store to free leases in, and its snapshot `seen`. Raises InvalidConfig if `seen` lacks both records and pods."""
+    """A store to free leases in, with snapshot `seen`. Raises InvalidConfig if `seen` lacks both records and pods."""
 
     def __init__(self, choice: Choice, seen: Snapshot, options: argparse.Namespace) -> None:
         if seen.records is None and seen.pods is None:

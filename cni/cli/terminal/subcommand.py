@@ -144,7 +144,7 @@ def option(
     old: str = "",
     **more: Any,
 ) -> None:
-    """Add an option with a value. Its help ends with the default, if there is one and `shown`. `made`: railcni or a
+    """Add an option with a value. If `shown`, its help ends with the default, if any. `made`: railcni or a
     later program makes the directory; otherwise a directory that the user names must exist. `old` is an alias that
     --help does not show."""
     if default not in ("", None) and shown:
