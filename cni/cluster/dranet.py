@@ -58,7 +58,7 @@ class UnknownProfile(CniError):
 
 
 class Profiles:
-    """The profiles in `directory`, read again for each request, and the plugins that they name."""
+    """The profiles in the files of `directory`, which are read for each request, and the calls of their plugins."""
 
     def __init__(self, directory: str, executables: Executables) -> None:
         self._directory = directory

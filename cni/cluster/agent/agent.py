@@ -140,7 +140,7 @@ class Agent:
         return chosen
 
     def _compare_datastore(self, named: str) -> None:
-        """Record `named`, the store in the flat file, for the cluster; if another store is recorded, warn once."""
+        """Record `named`, the flat file's store, for the cluster if none is recorded; warn once if another one is."""
         if named not in stores.IN_CLUSTER or named == self._compared:
             return
         chosen = self.server().choose(named)
@@ -238,8 +238,8 @@ class Agent:
         """Retry pending releases of addresses; remove attachments whose DEL failed or never came.
 
         Raises TryAgainLater if a release or an attachment remains. An agent in a container retries only releases: it
-        sees neither the host's links nor the processes and mounts that keep a network namespace. There, the next call
-        of a plugin on the node removes the attachments.
+        sees neither the host's links nor the processes and mounts that keep a network namespace. With such an agent,
+        the next call of a plugin on the node removes the attachments.
         """
         ends_too = self._options.root == "/"
         if not self._flushed or self._records.is_reminded(0) or (ends_too and self._records.is_look_due()):

@@ -57,8 +57,8 @@ class GraceTracker:
 class ClusterSource(ABC):
     """A store of leases in the API server, and what the agent knows of it.
 
-    `read_abandoned` sets the members from `usage` to `faults`. `node_records` are the records of this node; `below`
-    maps a path of the host to its path in this container.
+    `read_abandoned` fills `usage`, `abandoned` and the other results of a reading. `node_records` are the records of
+    this node; `below` maps a path of the host to its path in this container.
     """
 
     kind = ""
@@ -98,7 +98,7 @@ class ClusterSource(ABC):
         self.abandoned_dead, self.waiting, self.seen_on = GraceTracker(), GraceTracker(), {}
 
     def remember_nodes(self, pods: Mapping[Name, Pod]) -> None:
-        """Record the node of each abandoned lease's pod, if the pod is in `pods`. Pods of another UID are skipped."""
+        """Record the node of each pod in `pods` that has an abandoned lease. The pod's UID, if known, must match."""
         known = {key: node for key, node in self.seen_on.items() if key in self.abandoned}
         for key, lease in self.abandoned.items():
             pod = pods.get(lease.pod_name)
@@ -137,11 +137,11 @@ class ClusterSource(ABC):
         """Return the lease that now has the address of `lease`, or None. Raises ValueError for a migrated pool."""
 
     def abandon(self, lease: Lease) -> None:  # noqa: B027
-        """Mark a lost node's lease, so that the store's admission policy, if it has one, lets this agent free it."""
+        """Mark an abandoned lease, so that the store's admission policy, if it has one, lets this agent free it."""
 
     def has_lost(self, before: float) -> bool:
-        """Whether the store has lost recorded leases, for example because a backup was restored. Only the newest lease
-        older than `before` (ns since 1970) is looked up, which is cheaper for the server than `of_node`."""
+        """Whether leases in this node's records are missing in the store, for example after a restored backup. Only the
+        newest lease older than `before` (ns since 1970) is looked up, which costs the server less than `of_node`."""
         old = [lease for lease in self.records.values() if lease.sequence < before]
         newest = max(old, key=lambda lease: lease.sequence, default=None)
         return newest is not None and newest.identity in self.intact and not self.has(newest, if_moved=True)
@@ -158,7 +158,7 @@ class ClusterSource(ABC):
         return self.holder(lease) is lease
 
     def is_intact(self, lease: Lease, marked: bool) -> bool:
-        """Whether all API objects of the lease exist. `marked` is True if the last `of_node` has returned the lease."""
+        """Whether all API objects of the lease exist. `marked`: the last call of `of_node` returned the lease."""
         return marked
 
     def complete(self, lease: Lease) -> bool:
@@ -182,8 +182,8 @@ class ClusterSource(ABC):
 
         Nothing changes if another lease has the address. Nothing changes either if the pool is closed, or one of the
         stores `others` has the address: then `railcni ipam migrate` has moved the lease, and will update the record. If
-        all objects of the lease are lost, they are created only while the address may be in use: the record may be a
-        former sandbox's.
+        all objects of the lease are lost, they are created only while the address may be in use, since the record may
+        be left from a sandbox that is gone.
         """
         with in_use.excluded(self._node_records, lease.attachment) as users:
             record = local.read_record(lease.attachment, self._node_records) if users else None

@@ -1,7 +1,8 @@
 """The collector, which frees the leases of pods that are gone, and restores lost API objects of other leases.
 
-Each agent compares its node's leases, from the node's records and the API objects with its label, with its node's pods.
-The elected agent also reads all leases, and frees dead leases whose node is unknown, gone or out of service.
+Each agent compares the leases of its node with the pods there. It finds the leases in the node's records, and in the
+API objects with the node's label. The elected agent also reads all leases, and frees dead leases whose node is unknown,
+gone or out of service.
 
 A lease is dead when its pod is gone or has ended. It is freed when two readings, at least a grace period apart, find it
 dead, and a last request confirms this.
@@ -153,7 +154,7 @@ class Collector:
         return pod
 
     def _check_abandoned(self, source: ClusterSource, name: str, lease: Lease) -> None:
-        """Check that an abandoned lease is still dead, and make it ready to be freed. `name` is the lease's node.
+        """Check that an abandoned lease is still dead, and mark it in the store as abandoned. `name` is its node.
         Raises Changed if the lease is not dead now, or if the node or its agent is back."""
         pod = self._check(lease)
         if name and not (pod and pod.is_over and not lease.node):

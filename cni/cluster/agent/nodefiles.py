@@ -153,10 +153,11 @@ def put(folder: str, name: str, data: bytes) -> bool:
 class Tokens:
     """The token of the plugins, requested for the service account `account` ("NAMESPACE/NAME").
 
-    If `account` is "", it is the agent's own token. This ends with the agent's pod, so the server refuses the plugins
-    while the agent is replaced. A requested token is bound to the Node `node` and outlives the agent by at least half a
-    day, and its account has only the plugins' rights. `unbound` is "" when the token is bound. Otherwise it is the
-    reason: the server is older than 1.31 and cannot bind a token to a Node, or the Node does not exist (KEP-4193).
+    If `account` is "", the plugins use the agent's own token. It is valid only while the agent's pod exists, so the
+    server refuses the plugins while the agent is replaced. A requested token is bound to the Node `node` and outlives
+    the agent by at least half a day, and its account has only the plugins' rights. `unbound` is "" when the token is
+    bound. Otherwise it is the reason: the server is older than 1.31 and cannot bind a token to a Node, or the Node does
+    not exist (KEP-4193).
     """
 
     def __init__(self, account: str, node: str, clock: Callable[[], float] = monotonic) -> None:

@@ -34,7 +34,7 @@ class Cluster:
     """The cluster of the kubeconfig at `path`; "" means this pod's service account. Failing requests raise CniError.
 
     `namespace` is the namespace of the leases; "" means the namespace of the current context, or kube-system if it has
-    none. A request may take `seconds`.
+    none. A request may take at most `seconds`.
     """
 
     def __init__(self, path: str = "", namespace: str = "", seconds: float = SECONDS) -> None:
@@ -138,7 +138,8 @@ class Cluster:
 class PoolReading:
     """A reading of the IPPools of `cluster` and their reservations, page by page.
 
-    `networks` give the network names with which reservations' names may begin, and show which pools are of one node.
+    `networks` give the network names with which names of reservations and pools may begin, and show which networks have
+    one pool per node.
     """
 
     def __init__(self, cluster: Cluster, networks: list[IpamBlock] | None = None) -> None:

@@ -40,7 +40,7 @@ class Freeing:
 
     If this machine can tell whether the address is in use (`is_here`), the lease is freed only under the locks of its
     attachment, and only when the address is not in use. `records` are this machine's records. `below` maps a path of
-    the host to its path in this container. A request may take `seconds`; 0 means the default.
+    the host to its path in this container. A request may take at most `seconds`; 0: the default.
     """
 
     store: Store

@@ -1,8 +1,8 @@
 """Whether the address of a lease may be in use on this machine, by the rules of DEL and GC.
 
-An address may be in use while its network namespace exists: at its path, or kept without a path by a process, a mount
-or an open descriptor. It may also be in use while its link is visible on the host, or after a failed DEL, until a later
-call has ended the attachment. If another plugin or a DRA driver made the link, there is no record of the link: then all
+An address may be in use while its network namespace exists: at its path, or without a path if a process, a mount or an
+open descriptor keeps it. It may also be in use while its link is visible on the host. After a failed DEL it may be in
+use until a later call has ended the attachment. A link that another plugin or a DRA driver made has no record: then all
 existing namespaces are searched for it.
 """
 
@@ -107,8 +107,9 @@ def _tells(path: str, sees_all: bool, is_chosen: bool) -> bool:
     """Whether the lack of a namespace at `path` proves that the namespace is gone.
 
     The folder of `path` must be a directory. In a container, the folder must be a mount or be named by the user
-    (`is_chosen`), since the image may have a folder of this name. A plain file at `path` is a former mount point. It is
-    a proof only if this process sees the node's mounts: outside of containers (`sees_all`), or by mount propagation.
+    (`is_chosen`), since the image may have a folder of this name. A plain file at `path` is a mount point
+    without a mount. It proves the end of the namespace only if this process sees the node's mounts: outside of
+    containers (`sees_all`), or by mount propagation.
     """
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):
@@ -152,7 +153,8 @@ def _is_in_use(link: dict[str, Any]) -> bool:
 def _is_shown(lease: Lease, named: bool) -> bool:
     """Whether a network namespace of this machine has a link with the lease's ifname and address.
 
-    `named`: the path of the lease's namespace is known to be gone, so namespaces mounted under other names are skipped.
+    `named`: it is known that no namespace is mounted at the lease's netns path. Then namespaces that are mounted at
+    another file name are skipped, since they belong to other sandboxes.
     """
     wanted, mounted = lease.text, netns_users.mounted()
     for namespace in netns_users.all_kept():

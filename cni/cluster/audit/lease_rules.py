@@ -105,7 +105,7 @@ class AuditRules:
         return None
 
     def _dead(self, lease: Lease, kind: str, why: str) -> Finding:
-        """The finding about a lease that its pod does not use: RECLAIM, or LOOK if the address may still be in use."""
+        """The finding about a lease that its pod does not use. Its action is RECLAIM, or LOOK if a use is possible."""
         users = [str(pod) for pod, interface in self._users[lease.address] if self._draws(interface, lease)]
         if users:
             return self._of(lease, kind, LOOK, f"{why}, but pod {users[0]} uses the address")
@@ -292,8 +292,8 @@ def blocker(
     pod ends slowly. Only the agent of the pod's node can see this. `seen_on` is the node on which the API showed the
     pod: "" if on several nodes, None if on none. `is_over`: the API shows that the pod's containers have ended. `named`
     are the nodes that leases name. If the lease's node has no Node object, the node was deleted, or has another name in
-    Kubernetes. In the second case it may be any node that is not ready and not in `named`. `alive` are the nodes whose
-    agents renew their Leases: they may run pods even without a Node object.
+    Kubernetes. If it has another name, it may be any node that is not ready and not in `named`. `alive` are the nodes
+    whose agents renew their Leases: they may run pods even without a Node object.
     """
     for name in (seen_on, lease.node):
         if name and name not in nodes and name in alive:

@@ -223,8 +223,8 @@ def parse_pool(
 ) -> IPPool:
     """The IPPool in an object of the API, with its leases. Raises ValueError when spec.range is no CIDR.
 
-    `reservation_of` returns a reservation by name. `networks` show which pools are node slices, one pool per node: the
-    name of such a pool also has the name of its node.
+    `reservation_of` returns a reservation by name. `networks` show which networks have one pool per node (node slices):
+    the name of such a pool has the name of the network and that of the node.
     """
     pool = IPPool(dict(document), len(json.dumps(document, separators=(",", ":"))))
     scope = pool.named_scope()

@@ -29,7 +29,7 @@ _PLAIN = ".12345678"
 class Occupancy:
     """The use of a pool of `size` addresses. `used` counts all its leases, `outside` those beyond its address ranges.
 
-    `cells` has the leased share, 0 to 1, of each of at most CELLS equal parts of the pool's first `shown` addresses.
+    The first `shown` addresses form at most CELLS equal parts; `cells` has the leased share (0 to 1) of each part.
     """
 
     size: int

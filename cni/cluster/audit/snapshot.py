@@ -92,7 +92,7 @@ def _elsewhere(cluster: Cluster) -> list[Finding]:
 
 
 def _findings(snapshots: Sequence[Snapshot]) -> list[Finding]:
-    """The findings in all stores, each once. A pod counts as one without a lease only if no store has its lease."""
+    """The findings in all stores, each once. The finding "pod without lease" is left out if any store has the lease."""
     given = {(lease.text, lease.pod_ref) for snapshot in snapshots for lease in snapshot.leases}
     found: dict[tuple[object, ...], Finding] = {}
     for snapshot in snapshots:
@@ -120,7 +120,7 @@ def read(choice: Choice, progress: Progress = str, pool: str = "") -> Snapshot:
 def given_part(choice: Choice, found: Snapshot) -> Snapshot:
     """Return `found` with networks, whose ranges show which addresses a pool may lease.
 
-    If `found` has none, they are read: from the NADs for a store in a cluster, from libcni's cache for another store.
+    If `found` has no networks, they are read: from NADs for a store in a cluster, otherwise from libcni's cache.
     """
     if found.networks:
         return found

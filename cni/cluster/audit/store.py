@@ -23,7 +23,7 @@ SECONDS = 30.0  # for one request
 class Choice:
     """A chosen store. `store_ref` is its reference (ipam.stores.ref_of), `cooldown` the flat file's value in seconds.
 
-    `kubeconfig` is the path of a cluster's kubeconfig, or "". `namespace` is that of the leases; "": the kubeconfig's.
+    `kubeconfig` is the path of a cluster's kubeconfig, or "". `namespace` has the leases; "": that of the kubeconfig.
     """
 
     def __init__(self, store_ref: dict[str, Any], kubeconfig: str = "", namespace: str = "", cooldown: int = 0) -> None:
@@ -86,7 +86,7 @@ def kubeconfig_of(path: str) -> str:
 
 
 def readable(path: str, named: str) -> str:
-    """Return the absolute path. Raises InvalidConfig, whose text begins with `named`, when the file cannot be read."""
+    """Return `path` as an absolute path. Raises InvalidConfig, beginning with `named`, when it cannot be read."""
     if not os.access(path, os.R_OK):
         why = "there is no such file" if is_missing(path) else "it cannot be read"
         raise InvalidConfig(f"{named}: {why}")
@@ -94,7 +94,7 @@ def readable(path: str, named: str) -> str:
 
 
 class _Files(Files):
-    """Access to all files that the user may read, without the limits for files that a network's configuration names."""
+    """Access to all files that the user may read, and all hosts. A network's configuration may use only some."""
 
     def follow(self, path: str, roots: str = "", /) -> str:
         return path

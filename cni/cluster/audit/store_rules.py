@@ -80,7 +80,8 @@ _ALONE = (b"cooling", b"former", b"full", b"void")  # keys that belong to no lea
 
 
 def find_in_keys(entries: Mapping[bytes, bytes], keys: Keys) -> tuple[list[Lease], list[Finding]]:
-    """Return the leases and findings in `entries`, all keys and values of a store. A key of no lease is a finding."""
+    """Return the leases and findings in `entries`, the keys and values of a store. A key whose lease is missing is a
+    finding."""
     leases: list[Lease] = []
     found: list[Finding] = []
     wanted: dict[bytes, tuple[bytes, Lease]] = {}
