@@ -29,9 +29,9 @@ class Offer:
     """Devices that have the same device nodes: the devices of a shared NIC, or one exclusive function.
 
     `ids` are the devices' names in kubelet. `name` is the PCI address, the name of a software verbs device, or "all"
-    for `allNics`. `group` names the NIC: allocations are spread over the NICs. `fault` is the reason why the devices
-    are not healthy, or "". `gids` is the number of GIDs that are kept free for each device. For an exclusive function,
-    `info` is the content of the variable PCIDEVICE_…_INFO, and `file` is the content of the device-info file.
+    for `allNics`. Offers of one NIC have the same `group`. `fault` is the reason why the devices are not healthy, or
+    "". `gids` is the number of GIDs that are kept free for each device. For an exclusive function, `info` is the
+    content of the variable PCIDEVICE_…_INFO, and `file` is the content of the device-info file.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Offer:
 @dataclass(frozen=True)
 class Resource:
     """A resource and its offers. `limit` is the reason why it has fewer devices than the configuration asks for, or "".
-    `unchosen` is the reason why it has no offer, or ""; if functions in `withheld` are the reason, it is ""."""
+    `unchosen` is the reason why it has no offer, or ""; it is also "" if `withheld` has functions."""
 
     name: str
     offers: tuple[Offer, ...] = ()
@@ -96,8 +96,8 @@ def resources(configured: Iterable[Shared | Exclusive], host: Host) -> list[Reso
 @dataclass
 class _Candidate:
     """A NIC that matches the selectors of a shared resource, and `most`, the number of devices that it can have.
-    `offer` has no devices yet. The GID tables of the NIC's ports have `room` entries, of which devices can use `free`;
-    both are 0 if GIDs do not limit the devices."""
+    `offer` has no devices yet. `room` is the number of entries in the GID tables of the NIC's ports; `free` is the
+    number of entries that devices can use. Both are 0 if GIDs do not limit the devices."""
 
     most: int
     offer: Offer
@@ -106,7 +106,7 @@ class _Candidate:
 
 
 def _candidate(nic: Function, resource: Shared, host: Host) -> _Candidate:
-    """Return `nic` as a candidate. Without `gidsPerDevice`, a device needs _ADDRESSES GIDs per RoCE version."""
+    """Return `nic` as a candidate. Without `gidsPerDevice`, each device takes _ADDRESSES GIDs per RoCE version."""
     every = [port for name in nic.verbs if name in host.devices for port in host.devices[name].ports]
     ports = [port for port in every if port.netdev in resource.selectors.ifNames] or every
     nodes = _rdma_nodes(nic, resource.umad, host)
@@ -125,8 +125,8 @@ def _candidate(nic: Function, resource: Shared, host: Host) -> _Candidate:
 
 
 def _divide(candidates: Sequence[_Candidate]) -> None:
-    """Reduce `most` of candidates to the GIDs of their NIC. Candidates with the same NIC share its GIDs evenly; GIDs
-    that one of them does not need are divided evenly among the others."""
+    """Reduce `most` of each candidate to the devices for which its NIC has GIDs. Candidates with the same NIC share
+    its GIDs evenly; GIDs that one candidate does not need are divided evenly among the others."""
     by_nic: dict[str, list[_Candidate]] = {}
     for candidate in candidates:
         if candidate.offer.gids:
@@ -242,7 +242,7 @@ def rail_of(function: Function, groups: RailGroups) -> tuple[int, str] | None:
 
 
 def except_held(resource: Resource, held: Collection[str]) -> Resource:
-    """Return the resource with a fault for each exclusive function in `held`: a device plugin gave it to a pod."""
+    """Return the resource with a fault for each exclusive function in `held`, which a device plugin gave to a pod."""
     if not resource.is_exclusive:
         return resource
     why = "a pod has {} from a device plugin: drain the node, or delete the pod"

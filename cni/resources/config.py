@@ -77,7 +77,7 @@ def is_own(document: Any) -> bool:
 
 
 def read_document(scope: Scope, config: Config) -> None:
-    """Add the content of one document to `config`. `scope` is the document; its findings are those of `config`."""
+    """Add the content of one document to `config`. `scope` is the document, with the list of findings of `config`."""
     root = scope.root
     if isinstance(root.data, dict) and root.data.get("kind") == _KIND:
         _policy(scope, ("spec",), root.data.get("spec"), config)
@@ -142,8 +142,8 @@ def _policy(scope: Scope, keys: Keys, given: Any, config: Config) -> None:
 
 
 def check_policy(scope: Scope, keys: Keys, selector: NicSelector, number: int, has_rdma_and_vfio: bool) -> None:
-    """Note errors of the policy at `keys` of `scope`: VF numbers in `selector` that are not below `number`, its number
-    of VFs; and RDMA together with vfio-pci (`has_rdma_and_vfio`). `railcni nad lint` calls this too."""
+    """Add the errors of the policy at the path `keys` to the findings of `scope`: VFs in `selector` that are not
+    among the policy's `number` VFs, and RDMA for VFs with the driver vfio-pci. `railcni nad lint` calls this too."""
     if has_rdma_and_vfio:
         message = f"{VFIO} with isRdma: a VF of {VFIO} has neither netdev nor verbs device"
         scope.error((*keys, "deviceType"), message, "write deviceType: netdevice")
@@ -176,8 +176,8 @@ def _resource(scope: Scope, keys: Keys, given: Any, model: type[Shared | Exclusi
 def _check_keys(
     scope: Scope, keys: Keys, given: Any, names: set[str], refused: Set[str] = frozenset(), why: str = "", fix: str = ""
 ) -> None:
-    """Note an error with the texts `why` and `fix` for each key in `refused` that has a value in the object `given`.
-    Warn of each key that is in neither `names` nor `refused`. Upper and lower case are equal."""
+    """Add an error with the texts `why` and `fix` for each key in `refused` that has a value in the object `given`.
+    Warn of each key of `given` that is in neither `names` nor `refused`. The case of keys is ignored."""
     for key in sorted(name for name in refused if value_at(given, name)):
         scope.error((*keys, key), f"{key}: {why}", fix, at_key=True)
     folded = {name.lower() for name in names | refused}

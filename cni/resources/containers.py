@@ -51,7 +51,7 @@ def cdi_document(kind: str, devices: Iterable[tuple[str, Sequence[DeviceNode], M
 
 
 def info_name(resource: str, device: str) -> str:
-    """The name, in INFO_FOLDER, of the device-info file of the device `device` of `resource`."""
+    """The name of the file in INFO_FOLDER with the device-info of `device`, a device of `resource`."""
     return f"{resource}-{device}-device.json".replace("/", "-")
 
 

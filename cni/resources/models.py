@@ -169,7 +169,7 @@ class Shared(_Resource):
 
 
 class Exclusive(_Resource):
-    """A resource whose functions serve one container at a time. If several `selectors` match one, the first applies."""
+    """A resource whose functions serve one container at a time. A function belongs to the first matching selector."""
 
     resourcePrefix: Annotated[str, AfterValidator(prefix)] = "intel.com"
     deviceType: Literal["netDevice"] = "netDevice"

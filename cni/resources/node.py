@@ -63,7 +63,7 @@ def read_topology(host: Host, root: str = "") -> Topology:
 
 
 def _needed(root: str) -> dict[str, str]:
-    """The netdevs that the node itself needs, each with the reason, except those that its policy allows (`uplinks`)."""
+    """The netdevs that the node itself needs, each with the reason. Those in `uplinks` of its policy are left out."""
     found = uplinks(f"{root}/proc/1", f"{root}/sys")
     addresses = {name: os.path.basename(os.path.realpath(f"{root}/sys/class/net/{name}/device")) for name in found}
     try:
@@ -115,7 +115,7 @@ class Watch:
 
     def look(self) -> bool:
         """If the configuration, a device or a port has changed, or the period is over, read the devices again, choose
-        the resources, and log their faults. Return True if this was done."""
+        the resources, and log their faults. Return whether the devices were read."""
         state = config_state(self._paths)
         if state != self._config_state:
             self._config_state, self._due = state, 0.0

@@ -46,7 +46,7 @@ Patterns = Annotated[
 
 
 class Rails(BaseModel):
-    """The keys of rails.yaml; "{rail}" in a text stands for the rail's number, "{rail:x}" for it in hexadecimal."""
+    """The keys of rails.yaml; "{rail}" in a text stands for the rail's number, "{rail:x}" for its hexadecimal form."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -135,8 +135,8 @@ class Nic:
 
 @dataclass(frozen=True)
 class PlannedRail:
-    """One rail of the plan. `ranges` are entries for the key `rail.ranges` of a network. `name` is the network's name,
-    `resource` the resource's without the prefix; with `oneNetwork` all rails have these two in common."""
+    """One rail of the plan. `ranges` are entries for the key `rail.ranges` of a network. `name` is the name of the
+    network; `resource` is the name of the resource, without prefix. With `oneNetwork` both are equal for all rails."""
 
     index: int
     name: str
@@ -162,7 +162,7 @@ def read(path: str, text: str | None = None) -> Rails:
 
 
 def of_document(scope: Scope) -> Rails | None:
-    """Read a document as a plan; its faults become findings of `scope`. None if a key is missing or malformed."""
+    """Parse the document in `scope`, and add faults to its findings. None if a key is missing or malformed."""
     plan: Rails | None = scope.model(Rails, scope.root.data, additions=_ADDITIONS)
     for keys, message in plan.faults() if plan else ():
         scope.error(keys, message)

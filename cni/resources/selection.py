@@ -105,8 +105,8 @@ def _selector(
 def _instead(
     wanted: Sequence[str], there: Sequence[str], others: Sequence[Function], host: Host, values: Values, unfit: str
 ) -> str:
-    """A hint for `wanted` values that are not `there`: the links below a wanted bond; else the functions in `others`
-    that have a wanted value, and why they are `unfit`; else the values that are there, only similar ones if any."""
+    """A hint if none of the values `wanted` exists: if one is a bond, its ports; else the functions in `others` that
+    have a wanted value, and why they are `unfit`; else the existing values `there`, or only similar ones if any."""
     names = [spans(text)[0] for text in wanted]
     for name in names:
         if ports := host.below.get(name):
@@ -125,9 +125,8 @@ def _instead(
 def _missing_numbers(
     selectors: Selectors, wanted: Sequence[str], candidates: Sequence[Function], values: Values
 ) -> str:
-    """A text such as "NAME has the VFs 0 to 7" for the first of `wanted` whose VF ranges have no existing VF, or "".
-
-    `values(function)` returns the names of a function, one of which must be the wanted name.
+    """Return a text such as "NAME has the VFs 0 to 7" for the first of `wanted` ("NAME#8-9") that selects no existing
+    VF; "" if there is none. `values(function)` returns the names of a function that NAME can match.
     """
     for text in wanted:
         name, parts = spans(text)

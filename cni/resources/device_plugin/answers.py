@@ -17,7 +17,7 @@ _LONGEST = 48  # characters of a name in the path of a socket (107 at most) or i
 
 
 def plain(name: str) -> str:
-    """Turn the name of a resource into a part of a file name, which is unique to this resource."""
+    """Turn the name of a resource into a part of a file name that no other resource has."""
     text = name.replace("/", "_")
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
@@ -54,7 +54,7 @@ def allocation(resource: Resource, ids: Sequence[str], cdi: bool) -> api.Contain
 
 
 def offers(resource: Resource, ids: Sequence[str]) -> list[Offer]:
-    """The offers that have the devices `ids`, each once. Raises LookupError when the resource lacks a device."""
+    """The offers that have the devices `ids`, each offer once. Raises LookupError when the resource lacks a device."""
     by_id = {one: offer for offer in resource.offers for one in offer.ids}
     missing = [one for one in ids if one not in by_id]
     if missing:

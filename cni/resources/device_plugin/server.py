@@ -4,10 +4,11 @@ kubelet reads the list of devices as a stream. It ends the stream without notice
 takes the resource, and when it mistakes the new connection of a quickly restarted plugin for the old one. So a resource
 counts as served only while a stream is open, even after a successful registration. When any connection of a resource
 ends, kubelet sets all devices of the resource to unhealthy. So soon after a stream has begun, and then from time to
-time, kubelet is asked for its devices. If they differ from the list, the list is sent again.
+time, the plugin reads kubelet's devices. If they differ from its list, it sends the list again.
 
-If kubelet has healthy devices that this plugin never offered, another plugin has registered later. kubelet asks that
-plugin for allocations, but uses the last list of either plugin. So this plugin sends no list until the other has gone.
+If kubelet has healthy devices that this plugin never offered, another plugin has registered later. kubelet requests
+allocations from the other plugin, but uses the list that either plugin sent last. So this plugin sends no list until
+the other has gone.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Kubelet:
             return services.refusal(OSError(fault.errno, fault.strerror, self.folder))
 
     async def register(self, endpoint: str, resource: str) -> None:
-        """Register the socket named `endpoint` for the resource. Raises TryAgainLater when kubelet does not do this.
+        """Register the socket named `endpoint` for the resource. Raises TryAgainLater when the registration fails.
 
         kubelet calls the plugin's GetDevicePluginOptions before it answers, and waits 10 s if the plugin's socket is
         missing. A starting kubelet removes all sockets before it listens, so the socket is checked after connecting to

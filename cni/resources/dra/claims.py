@@ -74,10 +74,9 @@ class Claims:
             containers.write(self._folder, f"{record['uid']}.json", record, durable=True)
 
     def _free(self, record: Record, exclusive: Collection[str]) -> None:
-        """Unprepare each other claim with a device that is in `record` and in `exclusive`, the exclusive devices.
+        """Unprepare each other claim that has a device of `record`, if the device is in `exclusive`.
 
-        Raises TryAgainLater when `holder` gives a reason why the other claim is in use, so that no two containers have
-        the device.
+        Raises TryAgainLater when such a claim is in use, as `holder` tells, so that no two containers have the device.
         """
         wanted = _held(record).intersection(exclusive)
         for other in self.records():
@@ -123,7 +122,7 @@ def _held(record: Record) -> set[str]:
 
 
 def _given(name: str, devices: Mapping[str, Device]) -> Record:
-    """What a record has about the device `name`. Raises InvalidConfig if it is gone, TryAgainLater if it is faulty."""
+    """The device `name` as a record keeps it. Raises InvalidConfig if it is gone, TryAgainLater if it is faulty."""
     device = devices.get(name)
     if device is None:
         raise InvalidConfig(f"there is no device {name} any more; there are: {', '.join(devices) or 'none'}")

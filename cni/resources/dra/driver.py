@@ -184,10 +184,10 @@ class Driver:
     def _holder(self, claim: Record) -> str:
         """The reason why the devices of a prepared claim are in use; "" when they are free.
 
-        They are in use while the claim exists, or if it was prepared since kubelet's last registration of the driver:
-        then kubelet will unprepare it. kubelet may have forgotten an earlier claim. If such a claim was deleted, its
-        devices are free when the control groups of its pods are gone: if its finalizers were removed, the pods may
-        still run. Raises CniError when a request fails, OSError when reading fails.
+        They are in use while the claim exists, or if it was prepared since kubelet last registered the driver: then
+        kubelet will unprepare it. kubelet may never unprepare a claim that was prepared earlier. If such a claim was
+        deleted, its pods may still run, since its finalizers may have been removed. So its devices are free only when
+        the control groups of the pods are gone. Raises CniError when a request fails, OSError when reading fails.
         """
         if claim["uid"] in self._asked:
             return _KUBELETS
@@ -201,8 +201,8 @@ class Driver:
         return f"the claim is gone, but pod {runs} still runs on this node: delete the pod" if runs else ""
 
     def _compare_claims(self) -> None:
-        """Unprepare the claims that are not in use, since a kubelet that lost its state does not. Raises CniError and
-        OSError as `_holder` does."""
+        """Unprepare the claims that are not in use: kubelet does not unprepare them if it has lost its state. Raises
+        CniError and OSError as `_holder` does."""
         for uid, record in self._records.items():
             if not self._holder(record):
                 self._unprepare(record)
@@ -211,7 +211,7 @@ class Driver:
     # --- health and metrics ---
 
     def ready(self) -> tuple[int, str, str]:
-        """The answer to /readyz: 503 with the faults, or 200 with the limitations."""
+        """The answer to /readyz: 503 with all faults or, without faults, 200 with the limitations."""
         faults = [*self._watch.faults, *filter(None, [self._fault, self._endpoint.fault, self._unpublished])]
         faults += filter(None, (self._refusal(one.name) for one in self._watch.resources))
         policies = _UNMADE if self._watch.config.policies else ""

@@ -94,7 +94,7 @@ class Publisher:
         return {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": node["metadata"]["uid"]}
 
     def _lacks(self, api: Api, devices: Sequence[slices.Device]) -> Iterator[str]:
-        """Yield a sentence if the server dropped a field of the slices, and for each DeviceClass without
+        """Yield a sentence if the server has dropped a field of the slices, and one for each DeviceClass that lacks
         extendedResourceName."""
         is_sent, is_kept = (
             any("allowMultipleAllocations" in device for devices, _ in content.values() for device in devices)
@@ -116,7 +116,7 @@ class Publisher:
 
 
 def _content(documents: Iterable[dict[str, Any]]) -> _Content:
-    """The part of slices to compare: (devices, number of slices) by slice name, without the pool's generation."""
+    """The parts of slices to compare, which exclude the generation: (devices, number of slices) by slice name."""
     specs = {one["metadata"]["name"]: one["spec"] for one in documents}
     return {name: (spec["devices"], spec["pool"]["resourceSliceCount"]) for name, spec in specs.items()}
 
@@ -130,8 +130,8 @@ class Statuses:
         self._told: dict[str, list[Record]] = {}
 
     def tell(self, claims: Collection[Record]) -> None:
-        """Write the status of each prepared claim whose attachments have changed. Raises Unreachable at once. If the
-        server refuses one claim, the other claims are written before this CniError is raised."""
+        """Write the status of each prepared claim whose attachments have changed. Raises Unreachable at once, and any
+        other CniError, such as a refusal of one status, after the statuses of the other claims are written."""
         changed, now = attachments.changed(self._state), time.time_ns()
         if self._seen == (seen := (changed, [claim["uid"] for claim in claims])):
             return
@@ -194,7 +194,7 @@ def _claim(api: Api, claim: Record) -> dict[str, Any] | None:
 def _devices(claim: Record, found: Collection[dict[str, Any]]) -> list[Record]:
     """The status entries of the devices of `claim` that its pods have attached. `found` are the node's attachments.
 
-    Each link gives one entry, since each share of a shared device has a link of its own.
+    An attached link makes only one entry: if a claim has several shares of a device, each share has its own link.
     """
     links = [one for one in found if LINK in one["records"]]
     own = [one for one in links if one["records"][LINK]["pod"][2] in claim.get("pods", ())]

@@ -1,9 +1,9 @@
 """The ResourceSlices and DeviceClasses of a configuration. Pure.
 
 A shared NIC is a device with several allocations; each allocation takes the GIDs of one pod from the NIC's capacity. An
-exclusive function is a device that one claim has at a time. An attribute has the full name on which DRANET and
-dra-driver-sriov agree, such as `dra.net/numaNode`. If there is none, it has this driver's own domain, and the short
-name that DRANET or dra-driver-sriov uses, if any.
+exclusive function is a device that one claim has at a time. An attribute has the full name that both DRANET and
+dra-driver-sriov use, such as `dra.net/numaNode`. If they use no common name, the name is this driver's domain
+followed by the short name that one of the two uses, if any.
 
 Sources: types.go of staging/src/k8s.io/api/resource/v1 in Kubernetes, and its deviceattribute package; pkg/draclient of
 Multus; pkg/apis/attributes.go of DRANET; pkg/consts/consts.go of dra-driver-sriov.
@@ -73,8 +73,8 @@ def devices(resources: Iterable[Resource], host: Host, topology: Topology, rails
 
 
 def _capacity(offer: Offer) -> dict[str, Any]:
-    """The capacity of a shared NIC as a ResourceSlice has it, of which each device takes an equal share. The unit is a
-    GID, or one device if the devices need no GIDs."""
+    """The field `capacity` of a shared NIC in a ResourceSlice. Each allocation takes an equal share. The unit is a GID,
+    or one allocation if GIDs do not limit the allocations."""
     count, share = len(offer.ids), str(offer.gids or 1)
     valid = {"validRange": {"min": share, "step": share}} if count > 1 else {"validValues": [share]}
     value = str(count * int(share))

@@ -1,1 +1,1 @@
-"""`railcni vfs`: the virtual functions of cards, and their changes to match the device plugin's configuration."""
+"""`railcni vfs`: show the virtual functions of cards, and make those of the device plugin's configuration."""

@@ -92,7 +92,7 @@ def _uses(vfs: Sequence[Function], root: str, kubelet: str) -> Mapping[str, str]
 
 
 def _recorded() -> dict[str, str]:
-    """The pod that has each attached function of this node, by the PCI address of the function."""
+    """Map the PCI address of each attached function of this node to a text that names the function's pod."""
     try:
         found = recorded.found()
     except (CniError, OSError):
@@ -102,7 +102,7 @@ def _recorded() -> dict[str, str]:
 
 
 def _given(kubelet: str) -> dict[str, str]:
-    """The container that has each device that kubelet has allocated, by the device's ID."""
+    """Map the ID of each device that kubelet has allocated to a text that names the device's container."""
     try:
         with open(os.path.join(kubelet, CHECKPOINT), encoding="utf-8") as file:
             entries: list[dict[str, Any]] = json.load(file)["Data"]["PodDeviceEntries"] or []
@@ -137,9 +137,9 @@ def _holders(proc: str) -> tuple[dict[str, str], bool]:
 
 
 def read_macs(card: Function, numbers: Iterable[int], root: str) -> tuple[str, dict[int, str]]:
-    """The card's permanent MAC, and its VFs' administrative MACs by number; on InfiniBand, GUIDs. "" and {} when this
-    process does not see the netdev. Raises OSError when the node's network namespace may not be entered. If `root` has
-    no namespace, as in a copied tree, the MAC is read from sysfs, and the VFs' MACs are {}."""
+    """Return (permanent MAC of the card, administrative MACs of its VFs by number); on InfiniBand, GUIDs. ("", {}) when
+    this process does not see the netdev. Raises OSError when the node's network namespace may not be entered. If `root`
+    has no namespace, as in a copied tree, the card's MAC is from sysfs, and those of its VFs are {}."""
     with _links(root) as host:
         if host is None:
             netdev = next(iter(card.netdevs), "") if card.link_type in (ETHER, INFINIBAND) else ""
@@ -156,7 +156,7 @@ def read_macs(card: Function, numbers: Iterable[int], root: str) -> tuple[str, d
 
 
 def write_mac(card: Function, number: int, mac: str, root: str) -> None:
-    """Give the VF `number` of `card` the MAC or, on InfiniBand, the GUID and a port that follows the card's port.
+    """Give the VF `number` of `card` the MAC or, on InfiniBand, the GUID and a port whose state follows the card's.
     Raises IoFailure when the card has no netdev here, OSError when the kernel refuses."""
     with _links(root) as host:
         link = _of(card, host) if host else None

@@ -44,8 +44,8 @@ class Card:
 @dataclass(frozen=True)
 class NodeCards:
     """The cards of a node. `mtus` has the MTU of each visible netdev by name, `up` the netdevs that are up, `modules`
-    the loaded kernel modules. `uses` has the user, such as "pod default/a", of each VF in use, by the VF's ID; `unseen`
-    is the reason why MACs cannot be read, or ""."""
+    the loaded kernel modules. `uses` maps the ID of each VF in use to its user, such as "pod default/a". `unseen` is
+    the reason why MACs cannot be read, or ""."""
 
     cards: Sequence[Card] = ()
     mtus: Mapping[str, int] = field(default_factory=dict)
@@ -57,7 +57,8 @@ class NodeCards:
 
 @dataclass(frozen=True)
 class VfStep:
-    """Change the setting `what` of `card`, of its VF `vf` or, without a card, of the kernel, from `now` to `then`."""
+    """A change of the setting `what` from `now` to `then`: of the VF `vf` of `card`; of `card` itself if `vf` is -1;
+    of the kernel if `card` is ""."""
 
     what: str
     now: str
