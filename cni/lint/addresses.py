@@ -67,9 +67,9 @@ def has_ipv6(document: Mapping[str, Any]) -> bool:
 class Use:
     """A range of addresses: `text` is the range as text, and `keys` its path in the document `scope`. `owner` describes
     the network or nv-ipam pool that has the range. `low` and `high` are its first and last address, as integers of the
-    IP version `family`. `master` is the network's parent netdev, or "". If `guarded`, railcni gives no address twice in
-    all guarded ranges with the same `network_name`. `given` is the parsed range, None for a pool. `kept_back` has the
-    owner's gateways, next hops and static addresses, as (IP version, integer)."""
+    IP version `family`. `master` is the network's parent netdev, or "". If `guarded`, railcni gives each address only
+    once among all guarded ranges with the same `network_name`. `given` is the parsed range, None for a pool.
+    `kept_back` has the owner's gateways, next hops and static addresses, each as (IP version, integer)."""
 
     owner: str
     text: str
@@ -202,7 +202,7 @@ def _whereabouts(
 
 
 def _rails(scope: Scope, keys: Keys, request: Request, config: ipam_config.IpamConfig) -> None:
-    """Check `rail.ranges`, from which the IPAM plugin gives each pod the same index on all rails (NICs of a group)."""
+    """Check `rail.ranges`: the IPAM plugin gives a pod the same index in the range of each rail (NIC of each node)."""
     unread: list[Fault] = []  # the check of the link plugin reports these
     rail = rails_key.read(request.config, unread)
     if rail is None or unread or not rail.is_same_index:

@@ -40,7 +40,7 @@ def lint(paths: Iterable[str], flat_file: str = "") -> list[Diagnostic]:
 class _File:
     """The lint of one file: its `findings`, the `count` of objects of known kinds in it, and the `name` of its network.
 
-    `name` is "" if libcni does not read the file. `inside`: the file was found in a directory, and may lack a network.
+    `name` is "" if libcni does not read the file. Unless `inside` (found in a directory), a file must have a network.
     """
 
     def __init__(self, path: str, around: Surroundings, inside: bool = False) -> None:
@@ -95,8 +95,8 @@ class _File:
 
 
 def _appended(path: str, document: Any) -> list[str]:
-    """The .conf files whose plugins libcni 1.3 appends to the conflist `document` at `path`. They are in a directory
-    beside `path` that has the network's name."""
+    """The .conf files whose plugins libcni 1.3 appends to the conflist `document` at `path`. They are beside
+    `path`, in a directory with the name of the network."""
     name = string_at(document, "name")
     if not name or "/" in name or "type" in document or document.get("loadOnlyInlinedPlugins"):
         return []

@@ -62,7 +62,7 @@ Nested = Mapping[str, Sequence[Key]]
 
 
 def note_faults(scope: Scope, keys: Keys, faults: Sequence[Fault], table: Sequence[Key], nested: Nested) -> None:
-    """Add each fault as an error at its key below `keys`. `table` has the known keys, `nested` the inner ones."""
+    """Add each fault as an error at its key below `keys`. `table` has the keys, `nested` those of nested objects."""
     for fault in faults:
         parts = keys_of(fault.key)
         scope.error((*keys, *parts), message_of(fault), fix_of(fault, reader_of(parts, table, nested)))
@@ -132,8 +132,8 @@ def _like(value: Any) -> Iterable[Any]:
 def unknown_keys(
     scope: Scope, keys: Keys, document: Mapping[str, Any], table: Iterable[Key], whose: str, kind: str = ""
 ) -> None:
-    """Warn of each key of `document` that `table` lacks, or has with other capital letters. `keys` is the path of
-    `document`, `whose` is the plugin or object in messages, and `kind` is the plugin, "" for a nested object."""
+    """Warn of each key of `document` that is unknown, or written in another case than in `table`. `keys` is the path
+    of `document`. `whose` is its name in messages. `kind` is the plugin's name, "" for a nested object."""
     names = [key.name for key in table]
     tops = {n.partition(".")[0] for n in names} | ({*OF_RUNTIMES, *OF_MULTUS} if kind else set())
     for name, value in document.items():
@@ -164,7 +164,7 @@ def executable(scope: Scope, at: Keys, name: str, names: Collection[str], what: 
 
 
 def _elsewhere(name: str, kind: str) -> str:
-    """The remedy for the unknown key `name`: to move it into or out of "ipam" if that is its place, or to remove it."""
+    """The remedy for the unknown key `name`: move it into or out of "ipam" if it is known there, else remove it."""
     if kind and name.lower() in {k.name.lower() for k in (*tables.RANGE_KEYS, *tables.IPAM_KEYS)}:
         return f'move "{name}" into "ipam"'
     if not kind and any(name.lower() == k.name.lower() for own in LINK_PLUGINS for k in plugins.named(own).KEYS):

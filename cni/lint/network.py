@@ -188,7 +188,7 @@ def examine_plugin(scope: Scope, outer: dict[str, Any], around: Surroundings) ->
 
 
 def is_nad(document: Any) -> bool:
-    """Whether a Kubernetes object is meant as a NAD: it has the API group of NADs, or their kind, perhaps misspelt."""
+    """Whether a Kubernetes object is meant as a NAD, by its API group, or by its kind, which may be misspelt."""
     if not isinstance(document, dict):
         return False
     kind, version = str(document.get("kind", "")), str(document.get("apiVersion", ""))

@@ -31,7 +31,8 @@ _MOST = (1 << 63) - 1
 
 
 class _Spec(BaseModel):
-    """The spec of an operator's network. The NAD's plugin gets the keys of `plugin` and fields without `exclude`."""
+    """The spec of an operator's network. The plugin in the NAD has the keys of `plugin` and each field that is not
+    marked `exclude`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -93,7 +94,7 @@ KINDS = {spec.__name__: spec for spec in _SPECS}
 
 
 def is_network(document: Any) -> bool:
-    """Whether `document` has one of the kinds in KINDS, or NVIDIA's API group and a misspelt one of these kinds."""
+    """Whether `document` has a kind in KINDS; in NVIDIA's API group, the kind may be misspelt."""
     if not isinstance(document, dict):
         return False
     kind, group = str(document.get("kind")), str(document.get("apiVersion", "")).partition("/")[0]
@@ -171,8 +172,8 @@ def _spec(scope: Scope, kind: str, document: dict[str, Any]) -> _Spec | None:
 
 
 def _objects(scope: Scope, spec: _Spec, key: str) -> list[Any]:
-    """Return the JSON objects in the text of the field `key`, and add faults to the findings. The field metaPlugins has
-    the members of a list without the brackets."""
+    """Return the JSON objects in the text of the field `key`, and add faults to the findings. The field metaPlugins is
+    a JSON list without its brackets; other fields are one object."""
     text, is_list = getattr(spec, key, ""), key == "metaPlugins"
     if not text:
         return []

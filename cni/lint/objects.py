@@ -85,8 +85,8 @@ def _network(scope: Scope, around: Surroundings) -> None:
 
 
 def _written(scope: Scope, keys: Keys) -> tuple[Scope, Keys]:
-    """Find where the operator's network in `scope` determines the value at `keys` of its NAD. Return a document and a
-    path of keys in it: in the network, or in the JSON text of its field `ipam`."""
+    """Find where the operator's network in `scope` determines the value at `keys` of its NAD. Return (document, path
+    in it), where the document is the network, or the JSON text in the network's field `ipam`."""
     if keys[:1] == ("plugins",):
         keys = ("metaPlugins",) if keys[1:2] != (0,) else keys[2:]
     first = str(keys[0]) if keys else ""
@@ -163,8 +163,8 @@ def device_plugin(scope: Scope, around: Surroundings) -> None:
 
 
 def _plain(scope: Scope, around: Surroundings) -> bool:
-    """Examine the device plugins' configurations in a ConfigMap; return whether there are any. From any other object,
-    collect in `around` the resources that a pod, pod template or claim asks for, or the resource of a DeviceClass."""
+    """Examine device plugins' configurations in a ConfigMap; return whether there are any. From any other object, add
+    to `around` the resources that a pod, pod template or claim requests, or a DeviceClass's resource."""
     document = scope.root.data
     scope.network = ""
     namespace = str(value_at(document, "metadata", "namespace") or "default")
@@ -249,8 +249,8 @@ def _names(text: str, namespace: str) -> list[tuple[str, str]]:
 
 
 def compare(around: Surroundings) -> None:
-    """Warn of each request for a resource that no device plugin's configuration offers, if others of its domain (the
-    part before "/") are offered. Warn also of pods that ask for other resources than their networks need."""
+    """Warn of each request for a resource that no device plugin's configuration offers, if one offers other resources
+    with the same part before "/". Warn also of pods that ask for other resources than their networks need."""
     classes = {label(name): name for name in (*around.offers, *around.resources.values())} | around.classes
     for pod in around.pods:
         _compare(pod, around, classes)
@@ -264,10 +264,10 @@ def compare(around: Surroundings) -> None:
 
 
 def _compare(pod: PodNetworks, around: Surroundings, classes: dict[str, str]) -> None:
-    """Warn of each network whose resource `pod` will not get, if the pod's requests show that this is a mistake: the
-    pod claims the resource without a template; it claims other devices of the resource's domain, or devices that none
-    of its networks needs; or its containers ask for other resources of the domain. In any other case a webhook may add
-    the request later."""
+    """Warn of each network of `pod` that needs a resource (DOMAIN/NAME) which the pod does not get, if a request of
+    the pod seems to be meant for it: a claim for the resource, but not from a template; a claim for another resource
+    of DOMAIN, or for devices that no network of the pod needs; or a container's limit for another resource of DOMAIN.
+    Without such a request there is no warning, since a webhook may add the request for the resource later."""
     asked = {
         claim: {(name, of or classes.get(name, "")) for name, of in around.requests.get(claim, ())}
         for claim in pod.claims

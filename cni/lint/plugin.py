@@ -56,8 +56,8 @@ class Surroundings:
     The network has a `name` and spec `versions`. `nad` tells whether it is in a NAD, and `resource` is the NAD's
     resource. `flat` is the nodes' flat file. `uses` are the address ranges of all networks, `offers` the resources of
     device plugins, `wants` the requests for resources, `pods` the pods with networks. `nads` maps the (namespace, name)
-    of a NAD to its file, `resources` to its resource. `requests` maps a claim to the (DeviceClass, selected resource)
-    of each of its device requests, and `classes` a DeviceClass to its resource.
+    of a NAD to its file, `resources` to the NAD's resource. `requests` maps a claim to the (DeviceClass, selected
+    resource) of each of its device requests, and `classes` a DeviceClass to its resource.
     """
 
     name: str = ""
@@ -76,7 +76,7 @@ class Surroundings:
 
     @property
     def version(self) -> str:
-        """The newest spec version of the network that railcni supports; a runtime would use it to call the plugin."""
+        """The newest of `versions` that railcni supports, with which a runtime would call the plugin."""
         usable = [v for v in SUPPORTED if v in self.versions]
         return usable[-1] if usable else NEWEST
 
@@ -129,8 +129,8 @@ def examine(scope: Scope, keys: Keys, document: Mapping[str, Any], around: Surro
 def _of_a_rail(
     scope: Scope, keys: Keys, document: Mapping[str, Any], rails: Mapping[str, Any], around: Surroundings
 ) -> Mapping[str, Any]:
-    """Return the plugin configuration `document` with the values for its rail (a numbered NIC of every node), or for
-    rail 0 if the network serves all rails. Add faults of rail.nics to the findings."""
+    """Return the plugin configuration `document`, completed from `rail.ranges` for its rail (a numbered NIC of every
+    node), or for rail 0 if the network serves all rails. Add faults of rail.nics to the findings."""
     index, block = member(rails, "index"), member(document, "ipam")
     if not member(rails, "nics"):
         return rail.completed(dict(document), index)
@@ -148,8 +148,8 @@ def _of_a_rail(
 
 
 def _same_index(scope: Scope, keys: Keys, document: Mapping[str, Any], asked: Rail | None) -> None:
-    """Check that a network which gives a pod the same index on all rails uses railcni's IPAM plugin: no other plugin
-    can do so. `asked` is the parsed value of the key `rail`."""
+    """Check that a network uses railcni's IPAM plugin if it gives a pod addresses with the same index in the ranges
+    of all rails (NICs): no other plugin can do so. `asked` is the parsed value of the key `rail`."""
     block = member(document, "ipam")
     kind = member(block, "type") if isinstance(block, dict) else None
     if asked and asked.is_same_index and known.own(str(kind)) != known.OWN_IPAM:

@@ -95,7 +95,7 @@ def rule_of(read: Callable[[Any], Any]) -> Rule:
 
 def table(name: str, members: Iterable[Key], definitions: dict[str, Rule], about: str = "") -> Rule:
     """The JSON Schema of an object with the keys `members`; `name` is its title, and `about` its description. The
-    schemas of inner objects, also of those that keys with a dot stand for, are added to `definitions`."""
+    schema of each nested object is added to `definitions`: a key "a.b" means a nested object "a" with the key "b"."""
     members = list(members)
     properties: dict[str, Rule] = {}
     for key in members:
