@@ -90,8 +90,8 @@ def named(name: str) -> Feature:
 
 
 def remove(documents: Mapping[str, dict[str, Any]], sandbox: Sandbox | None, log: Log) -> list[CniError]:
-    """Undo the features with the plans `documents`, by name, the last first. Returns the errors. `sandbox` is None when
-    the sandbox is gone."""
+    """Undo the features, the last one first. `documents` has their plans by feature name. Returns the errors.
+    `sandbox` is None when the sandbox is gone."""
     faults: list[CniError] = []
     for name, document in reversed([*documents.items()]):
         feature = named(name)
@@ -106,12 +106,13 @@ def remove(documents: Mapping[str, dict[str, Any]], sandbox: Sandbox | None, log
 
 
 def unlike(documents: Mapping[str, dict[str, Any]], asked: Mapping[str, Any]) -> list[str]:
-    """A text for each difference between the configurations `asked` and the recorded plans `documents`, by feature."""
+    """A text for each difference of the configurations `asked` from the plans `documents`, both by feature name."""
     return [text for name, config in asked.items() for text in named(name).unlike(documents.get(name), config)]
 
 
 def read(request: Request, faults: list[Fault]) -> dict[str, Any]:
-    """The checked configurations, by feature. An absent key is read only for those in UNASKED. Adds to `faults`."""
+    """The checked configurations, by feature name, of the features whose key is present or that may apply without their
+    key (UNASKED). Appends wrong values to `faults`."""
     asked = {}
     for name in NAMES:
         value = request.member(name)
@@ -124,14 +125,15 @@ def read(request: Request, faults: list[Fault]) -> dict[str, Any]:
 
 
 def plan(asked: Mapping[str, Any], *given: Any) -> Planned:
-    """Plan the features `asked`, and change nothing. Returns (module, plan) for each plan. Raises the first CniError.
+    """Plan the features, but change nothing. Returns (module, plan) for each feature that has a plan.
 
-    `given` are the arguments of `Feature.plan` from `request` on."""
+    `asked` has the configurations by feature name, `given` are the arguments of `Feature.plan` after `config`. Raises
+    the CniError of the first feature that cannot be planned."""
     found = [(named(name), named(name).plan(config, *given)) for name, config in asked.items()]
     return [(feature, document) for feature, document in found if document is not None]
 
 
 def status(asked: Mapping[str, Any], is_shared: bool, netdev: Link | None) -> None:
-    """Raise a CniError when an ADD could not set up a feature now. `is_shared` and `netdev`: see `Feature.status`."""
+    """Raise a CniError when an ADD could not set up a feature in `asked` now. Other arguments: see `Feature.status`."""
     for name, config in asked.items():
         named(name).status(config, is_shared, netdev)

@@ -67,7 +67,7 @@ def claim(value: Any, devices: Sequence[str], request: Request, log: Log) -> tup
 
 
 def write(path: str, document: dict[str, Any], whose: dict[str, Any], log: Log) -> None:
-    """Write the file for the owner `whose`, and keep the device plugin's members. Raises IoFailure when this fails."""
+    """Write `document` to the file of owner `whose`; keep the device plugin's members. Raises IoFailure on failure."""
     with Records(log=log).locked_info_file(path):
         former = _former(path)
         if not _is_free(path, former, [document.get("pci", {}).get("pci-address", "")], whose, log):
@@ -118,7 +118,7 @@ def _is_free(path: str, former: dict[str, Any], addresses: Sequence[str], whose:
 
 
 def _refuse_living(path: str, mark: Any, pod: list[str]) -> None:
-    """Raise TryAgainLater when `mark`, the file's owner, is another pod's attachment with a record, or is malformed."""
+    """Raise TryAgainLater if `mark`, the file's owner, is malformed, or has a record and is no attachment of `pod`."""
     what = f"the device-info file {path} (runtimeConfig.{CAPABILITY})"
     if not isinstance(mark, list) or [type(part) for part in mark] != [str, str, str]:
         raise TryAgainLater(f"{what} does not name its attachment: remove the file")

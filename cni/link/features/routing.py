@@ -9,7 +9,8 @@ So each rail, an attachment on one of the NICs, gets
     from ADDRESS lookup TABLE                     a rule for each of its addresses, priority 7000
 
 The kernel removes the table's routes with the link, but not the rules. DEL removes the rules by the number of the
-table. This number must be unique in the sandbox, so two groups of rails need different values of `tableBase`.
+table, `tableBase` plus the number of the rail. TABLE must be unique in the sandbox. So if a pod has rails of two
+groups, the groups need different values of `tableBase`.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def read(value: Any, request: Request, faults: list[Fault]) -> Rail | None:
 def plan(
     config: Rail, request: Request, carrier: tuple[str, bool], is_shared: bool, sandbox: Sandbox, log: Log
 ) -> dict[str, Any] | None:
-    """The plan (group, index, table); None if `routing` is false. Raises InvalidConfig if the table is in use."""
+    """The plan (rail group, index, table); None if `routing` is false. Raises InvalidConfig for a table in use."""
     if not config.routing:
         return None
     if any(rule.table == config.table for rule in rules.list_of(sandbox.rtnl)):
@@ -100,7 +101,7 @@ def after_up(document: dict[str, Any], link: Link, result: Result, sandbox: Sand
 
 
 def _defaults(result: Result) -> Iterator[Entry]:
-    """Yield a default route for each family that has a gateway, but no default route in `result`."""
+    """Yield a default route for each IP version of which `result` has a gateway but no default route."""
     for family, dst in ((4, "0.0.0.0/0"), (6, "::/0")):
         gw = ipconfig.gateway(family, result.ips)
         if gw and not any(route.family == family and route.dst.endswith("/0") for route in result.routes):

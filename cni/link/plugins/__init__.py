@@ -1,4 +1,4 @@
-"""The plugins, each a module or folder: configuration, plan (made without I/O), and code that carries the plan out."""
+"""The plugins. Each is a module or folder that reads a configuration, makes a plan without I/O, and carries it out."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def named(name: str) -> LinkPlugin:
 
 
 def of_made(name: str) -> MadeLinks:
-    """Load and return the module for attachments that the link plugin `name` has made. Raises LookupError as `named`."""
+    """Load and return the module for attachments that plugin `name` has made. Raises LookupError for no such plugin."""
     named(name)
     module: MadeLinks = load(_OF_MADE[name])
     return module

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
             """Bring the link into the sandbox, with its name, but not up. Returns the link, or None (DPDK)."""
 
         def refused_up(self, planned: Any, fault: KernelError) -> str:
-            """The error message when the kernel refuses, by `fault`, to set the link up."""
+            """The error message after the kernel has refused, with the error `fault`, to set the link up."""
 
         def without_link(self, planned: Any) -> tuple[str, int] | None:
             """The MAC and MTU of a device without a link (DPDK), "" and 0 if unknown; None for a plan with a link."""
@@ -76,9 +76,9 @@ if TYPE_CHECKING:
             """The plan in a record. `document` was made by `RecordedPlan.document`."""
 
         def adopt(self, request: Request, host: Rtnl, inside: Rtnl | None) -> Any:
-            """The plan of an attachment that Go's plugin made, read from the link or Go's files; None without either.
+            """The plan of an attachment that the Go plugin of this name made; None when nothing shows the attachment.
 
-            `inside` is None when the sandbox is gone.
+            The plan is read from the link, or from files of the Go plugin. `inside` is None when the sandbox is gone.
             """
 
         def remove(self, planned: Any, host: Rtnl, inside: Rtnl | None, log: Log) -> None:

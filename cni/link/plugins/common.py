@@ -43,10 +43,10 @@ class RecordedPlan:
 
 
 class Facts:
-    """The result of a survey, on which the plan depends. Its `with` block ends when the record is written.
+    """The result of a survey, on which the plan depends. The end of its `with` block releases `lock`.
 
     `holder` is the attachment that has the device, or the path of a sandbox that Go's plugin attached; None or "" for a
-    free device. `lock` keeps other ADDs from claiming the device.
+    free device. `lock` keeps other ADDs from claiming the device until the record is written.
     """
 
     holder: Attachment | str | None = None

@@ -153,10 +153,10 @@ def survey(
 
 
 def _refused(device: Link, mode: str, host: Rtnl, log: Log | None) -> str:
-    """Why no network may have a link of `mode` on the netdev `device`, or "". Warns if the node loses addresses.
+    """Why no network may have a link of `mode` on the netdev `device`, or "".
 
     In mode passthru the kernel hands all frames of the netdev to the link (macvlan_handle_frame, drivers/net/macvlan.c), and
-    gives the netdev each MAC that the link gets.
+    gives the netdev each MAC that the link gets. So the node cannot use its addresses there, and `log` gets a warning.
     """
     if mode != "passthru":  # on the host's end of a pod's veth, the link could answer for the pod's gateway
         return policy.unless_listed((device.name, device.parent_device), sandbox.end_of_pair(device, host))
@@ -281,7 +281,8 @@ def _derived_mac(request: Request, boot_id: str) -> str:
 def apply(planned: MacvlanPlan, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link:
     """Make the link in the sandbox, named but still down. Raises KernelRefused with the kernel's reason.
 
-    `planned.lower` becomes the index of the device that the kernel chose. The policy must allow an unplanned device.
+    `planned.lower` becomes the index of the device below the link, which the kernel chooses. Raises InvalidConfig if it
+    is not the planned device, and the policy does not allow it.
     """
     maker = inside if planned.inSandbox else host
     try:
@@ -315,7 +316,7 @@ def apply(planned: MacvlanPlan, host: Rtnl, inside: Rtnl, sandbox: Namespace) ->
 
 
 def _refused_making(planned: MacvlanPlan, fault: KernelError) -> str:
-    """The error message when the kernel refuses, by `fault`, to make the link (macvlan_common_newlink)."""
+    """The error message after the kernel has refused, with `fault`, to make the link (macvlan_common_newlink)."""
     master = f'master "{planned.master}"'
     invalid = f"{master} cannot carry this macvlan: has it a macvlan of mode passthru, or is it no Ethernet link?"
     if planned.mode == "passthru":
@@ -336,7 +337,7 @@ def _refused_making(planned: MacvlanPlan, fault: KernelError) -> str:
 
 
 def refused_up(planned: MacvlanPlan, fault: KernelError) -> str:
-    """The error message when the kernel refuses, by `fault`, to set the link up (macvlan_open)."""
+    """The error message after the kernel has refused, with `fault`, to set the link up (macvlan_open)."""
     if fault.errno == errno.EADDRINUSE:
         return _mac_in_use(planned)
     return f'the link "{planned.name}" cannot be set up: {fault.strerror}'

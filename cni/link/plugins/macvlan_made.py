@@ -15,9 +15,10 @@ load = MacvlanPlan
 
 
 def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> MacvlanPlan | None:
-    """The plan of a link without a record, such as one of Go's plugin, with the master that is configured now.
+    """The plan of a link that has no record, such as a link that Go's macvlan made; None when there is no link.
 
-    For CHECK the plan describes the link as it is: without a record only the configuration can be compared.
+    For CHECK the plan describes the link as it is, so CHECK compares the link only with the configuration. For other
+    verbs the plan is made from the configuration, and is None when the master is missing.
     """
     link = inside.link(name=request.attachment.ifname) if inside else None
     if inside is None or link is None:
@@ -106,8 +107,8 @@ def remove(planned: MacvlanPlan, host: Rtnl, inside: Rtnl | None, log: Log) -> N
 def lingers(planned: MacvlanPlan, host: Rtnl) -> bool:
     """Whether the link is still up in some namespace, and so answers for its addresses.
 
-    While the link is up, the netdev below it receives frames for the link's MAC, as the kernel shows for netdevs of the
-    host. A configured MAC proves nothing, since another attachment may have the same MAC by now.
+    While the link is up, the netdev below it receives frames for the link's MAC. The kernel shows these MACs of the
+    host's netdevs. A configured MAC proves nothing, since another attachment may have the same MAC by now.
     """
     return planned.macIsDerived and bytes.fromhex(planned.mac.replace(":", "")) in host.received(planned.lower)
 

@@ -80,8 +80,8 @@ def ways(host: Rtnl, bodies: Iterable[bytes], but_advertised_to: int = 0) -> lis
 
 
 def default_routes(host: Rtnl, bodies: Iterable[bytes]) -> list[KernelRoute]:
-    """The default routes in `bodies`, one for each next hop, in tables for packets without source address and mark. The
-    main table always counts, because a VPN's own packets use it. Raises KernelError as `needed`."""
+    """The default routes in `bodies`, one per next hop, in tables for packets with neither source address nor mark.
+    The main table always counts: a VPN's encrypted packets use it. Raises KernelError when the kernel refuses."""
     every, found = node_routes.default_routes(host, bodies), []
     for ordered, is_ipv6 in zip(rules.unconditional(host), (False, True), strict=True):
         own = [route for route in every if (":" in route.dst) is is_ipv6]
@@ -97,8 +97,8 @@ def default_routes(host: Rtnl, bodies: Iterable[bytes]) -> list[KernelRoute]:
 def in_use(defaults: Sequence[KernelRoute]) -> list[KernelRoute]:
     """The default routes that the kernel prefers among `defaults`, with each of their next hops (pure).
 
-    Routers advertise IPv6 default routes on each link unasked. Such a route counts only if no default route is
-    configured, and only if the node has no IPv4 default route or no other link has an advertised route.
+    Routers advertise IPv6 default routes on each link unasked. Such routes do not count if an IPv6 default route of
+    their table is configured, or if several links have them and the node has an IPv4 default route.
     """
     groups: dict[tuple[int, str], list[KernelRoute]] = {}
     for route in defaults:
@@ -127,7 +127,7 @@ def carried(device: Link, links: Sequence[Link], ways: Sequence[Way]) -> str:
 
 
 def said(device: str, carrier: str, text: str) -> str:
-    """The reason why the node needs `device`: `carrier` (it, or a link on top of it) has the traffic in `text`."""
+    """Why the node needs `device`: `carrier`, this device or a link on top of it, has the traffic in `text`."""
     above = "" if carrier == device else f', on top of "{device}",'
     return f'"{carrier}"{above} {text.format(carrier)}'
 

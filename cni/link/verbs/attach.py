@@ -103,7 +103,7 @@ def _earlier(request: Request) -> Result | None:
     """The result of the earlier plugins of the chain (prevResult, since 0.3.0); None for the first plugin.
 
     Raises InvalidEnvironment when an earlier plugin has made the interface CNI_IFNAME (SPEC.md, section 4, ADD): a
-    record or link of this attachment is then that plugin's, and not what a killed ADD left.
+    record or link of this attachment then belongs to that plugin, and was not left by a killed ADD.
     """
     document = request.member("prevResult")
     if document is None or not at_least(request.cni_version, "0.3.0"):

@@ -132,7 +132,7 @@ def _unset(inside: Rtnl, link: Link, wanted: Result) -> list[str]:
 
 
 def _without(expected: list[Route], others: list[str], inside: Rtnl) -> list[Route]:
-    """The routes `expected` without those of the links `others`, which other plugins of the chain made."""
+    """The routes `expected` except those through links in `others`, the names of links that other plugins made."""
     if not others:
         return expected
     links = [link for link in inside.links() if link.name in others]

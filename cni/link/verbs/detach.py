@@ -58,11 +58,11 @@ def end(
     until: float,
     plugin: LinkPlugin | None = None,
 ) -> tuple[list[CniError], bool]:
-    """Remove an attachment: link, addresses and `record`. The caller holds the lock. `until`: as in `detach`.
+    """Remove an attachment: link, addresses and `record`. Waits for the kernel only until `until` (time.monotonic).
 
     If `record` is None, another implementation of `plugin` made the attachment, or it never existed. The IPAM plugin's
     DEL is called when the link is gone, or earlier if the IPAM plugin is of another suite. Returns the errors, and a
-    bool: true if the link is gone, or if the IPAM plugin's DEL was called.
+    bool: true if the link is gone, or if the IPAM plugin's DEL was called. The caller holds the attachment's lock.
     """
     release = Release(record, request, records)
     was_attached = True

@@ -95,7 +95,8 @@ def _tied(device: Link, links: Sequence[Link], others: list[bytes]) -> str:
 
 
 def _state(device: Link, bodies: list[bytes], every: Sequence[bytes], host: Rtnl) -> dict[str, Any]:
-    """The identity and state to restore of a host's device. `bodies` are its routes, `every` those of the host."""
+    """The identity of the device, and the state to restore. `bodies` has its routes, `every` all routes of the host, as
+    RTM_NEWROUTE bodies."""
     raw = raw_state.Raw(device.body)
     held = raw_state.addresses(host, device.index)
     found = raw.attributes
@@ -127,7 +128,7 @@ def _state(device: Link, bodies: list[bytes], every: Sequence[bytes], host: Rtnl
 
 
 def _lost(device: Link, others: list[bytes], host: Rtnl) -> list[str]:
-    """The names of the parts of the state that cannot be restored. `others` are as in `_tied`."""
+    """The names of the parts of the state that cannot be restored. `others`: further MACs whose frames it receives."""
     found = []
     if raw_state.has_qdisc(host, device.index):
         found.append("its qdiscs and filters (tc)")
@@ -173,7 +174,8 @@ def _route(r: KernelRoute) -> dict[str, Any]:
 
 
 def keep_others(saved: dict[str, Any], index: int, host: Rtnl) -> None:
-    """Add the IPv4 multipath routes that the kernel dropped with device `index` again, without its next hops."""
+    """Add again the saved IPv4 multipath routes that the kernel dropped when device `index` left, without the next hops
+    through this device."""
     links = {link.index for link in host.links()} - {index}
     for route in map(raw_state.SavedRoute, saved["routes"]):
         legs = [leg for leg in route.legs if leg[2] in links]

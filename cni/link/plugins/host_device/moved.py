@@ -52,7 +52,8 @@ class MoveFacts(Facts):
         self.state: dict[str, Any] = {}
 
     def look(self, device: Link, links: Sequence[Link], host: Rtnl, log: Log, advertised: bool = True) -> None:
-        """Read the state of the device and the reasons against a move. `advertised` is passed to `uplink.needed`."""
+        """Read the state of the device and the reasons against a move. If `advertised` is False, a default route that a
+        router has advertised on the device is no reason."""
         bodies = node_routes.all_bodies(host)
         self.reason = uplink.needed(device, links, host, bodies, advertised)
         self.state, self.tied = hoststate.look(device, links, bodies, host, log)
@@ -72,7 +73,8 @@ def available(
     device: Link, pci: str, selected: str, links: Sequence[Link], host: Rtnl, advertised: bool = True
 ) -> Link:
     """Return `device` if networks may take it. Raises NotAvailable when the node needs the device, InvalidConfig when the
-    policy does not allow the device. `advertised` is passed to `uplink.needed`, `selected` is for the message."""
+    policy does not allow the device. If `advertised` is False, a default route that a router has advertised on the
+    device does not count. `selected` is the key and value that name the device, for the message."""
     permit(device, pci)
     reason = uplink.needed(device, links, host, advertised=advertised)
     if reason:
@@ -85,7 +87,7 @@ def holders(
 ) -> Iterator[tuple[Attachment, dict[str, Any]]]:
     """Yield (attachment, record) for each attachment other than `own` that has the device.
 
-    If the device is not on the host, `device` is None, and `is_meant` recognises it by the member `link` of a record.
+    `device` is None if it is not on the host. Then a record counts if `is_meant(record["link"])` is true.
     Raises IoFailure when a record of a newer format mentions the device.
     """
     for attachment, record in recorded(own, records, *(devices.signs_of(device) if device else ())):
@@ -103,8 +105,8 @@ def holders(
 def holder_of(
     found: Iterable[tuple[Attachment, dict[str, Any]]], request: Request, host: Rtnl, records: Records, named: Named
 ) -> tuple[Attachment | None, bool]:
-    """The first attachment in `found` that still has the device, or None; and whether the device was brought back from
-    an attachment whose sandbox ended without a DEL."""
+    """The first attachment that still has the device, or None; and whether the device was brought back from an
+    attachment whose sandbox ended without a DEL. `found` is the result of `holders`."""
     is_back = False
     for attachment, record in found:
         held = records.try_locked(attachment, LINK)
@@ -228,13 +230,13 @@ def _refused_move(planned: MovePlan, fault: KernelError) -> KernelRefused | TryA
 
 
 def refused_up(planned: MovePlan, fault: KernelError) -> str:
-    """The error message when the kernel refuses, by `fault`, to set the device up."""
+    """The error message after the kernel has refused, with the error `fault`, to set the device up."""
     return f'device "{planned.device["name"]}" cannot be set up in the sandbox: {fault.strerror}; see the kernel log for its driver'
 
 
 def remove(planned: MovePlan, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
     """Bring the device back to the host and restore its state; a repeated call continues the first. Raises Lingers as
-    `move_out`, Unrestored as `restore.restore`."""
+    `move_out` does, Unrestored as `restore.restore` does."""
     device = move_out(planned, host, inside, log)
     if device:
         from cni.link.plugins.host_device import restore  # an ADD that succeeds restores nothing
@@ -368,7 +370,7 @@ def _move_back(planned: MovePlan, link: Link, host: Rtnl, inside: Rtnl) -> None:
 
 
 def _name_again(link: Link, name: str, inside: Rtnl) -> None:
-    """Rename the device before it reaches the host, where programs such as udev would act on the pod's name.
+    """Rename the device to `name` before it reaches the host: there programs such as udev would act on the old name.
 
     If another link of the sandbox has the name, the move itself renames the device.
     """

@@ -44,7 +44,7 @@ class HostDeviceConfig(LinkConfig):
     """The checked values of KEYS, and `device_id`: runtimeConfig.deviceID, a PCI address or auxiliary device.
 
     If several keys select a device, the first counts, in the order of Go's host-device. `kind` and `value` are the
-    arguments of `devices.find`, `selected` names key and value. All three are "" if no key selects a device.
+    arguments of `devices.find`, `selected` is the text 'KEY "VALUE"'. All three are "" if no key selects a device.
     """
 
     device: str
@@ -56,7 +56,7 @@ class HostDeviceConfig(LinkConfig):
     kind = value = selected = ""
 
     def select(self) -> None:
-        """Set `kind`, `value` and `selected` by the first selector."""
+        """Set `kind`, `value` and `selected` from the first key that selects a device."""
         of_runtime = "pci" if sysfs.is_pci_address(self.device_id) else "auxiliary"
         for kind, key, value in (
             ("name", "device", self.device),
@@ -116,7 +116,7 @@ carrier = moved.carrier
 def survey(
     config: HostDeviceConfig, request: Request, host: Rtnl, inside: Rtnl, records: Records, named: Named
 ) -> HostDeviceFacts:
-    """Find the device, or the attachment that has it, and read its state.
+    """Find the device and read its state, or find the attachment that has the device.
 
     There is no lock: the kernel lets only one of several concurrent ADDs move the device.
     """
@@ -149,7 +149,7 @@ def _is_meant(config: HostDeviceConfig) -> Callable[[dict[str, Any]], bool]:
 
 
 def plan(config: HostDeviceConfig, request: Request, facts: HostDeviceFacts) -> MovePlan:
-    """Plan the move. Raises CniError, with the reason, when it cannot be made."""
+    """Plan the move. Raises CniError, with the reason, when the device cannot be moved."""
     selected = config.selected
     if not selected:
         raise InvalidConfig(
@@ -210,7 +210,7 @@ def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> MovePlan | None:
 def _stands_on_host(link: Link, host: Rtnl) -> bool:
     """Whether the device named by the alias of `link` is still on the host. If so, the pod itself has made `link`.
 
-    A host link of that name counts only if it is hardware or has the MAC of `link`; any other got the name later."""
+    A host link of that name counts only if it is hardware or has the MAC of `link`; any other link got it later."""
     other = host.link(name=link.alias)
     return other is not None and (bool(other.parent_device) or other.mac == link.mac)
 

@@ -105,7 +105,8 @@ def _restore_state(former: dict[str, Any], link: Link, host: Rtnl, log: Log) -> 
 
 
 def _do(call: Callable[..., object], arguments: list[Any]) -> None:
-    """Run `call`, and again at once after a transient refusal: a later pass would change the order of addresses."""
+    """Run `call`. After a transient refusal repeat it at once: repeated in a later pass, it could change the order of
+    addresses."""
     try:
         call(*arguments)
     except OSError as fault:
@@ -312,7 +313,7 @@ class Restoration:
     def _routes(self) -> Iterator[Step]:
         """The steps for missing routes, first for those without a gateway.
 
-        The last steps, in reverse order, are for routes that were ahead of other routes of their key (`is_ahead`).
+        The last steps, in reverse order, are for routes that preceded other routes with an equal `SavedRoute.key`.
         """
         if not self.routes:
             return
@@ -368,7 +369,7 @@ class Restoration:
                 yield what, self.host.request, raw_state.NEWNEIGH, body, CREATE | REPLACE
 
     def _state_of_old(self) -> Iterator[Step]:
-        """The steps for a record of an older version, in which up, addresses and routes are decoded."""
+        """The steps for a record of an older version, which has addresses and routes as text, not as netlink bytes."""
         former, link = self.former, self.host.link(index=self.index)
         if link and link.up != former["up"]:
             yield "up", self.host.change_link, self.index, "", 0, "", None, former["up"]
@@ -379,7 +380,7 @@ class Restoration:
 
 
 def _is_due(route: SavedRoute, present: list[SavedRoute]) -> bool:
-    """Whether the route is missing, or is now after routes of its key that it preceded when it was saved."""
+    """Whether the route is missing, or now follows routes with an equal `key` that it preceded when it was saved."""
     like = [other for other in present if other.key == route.key]
     at = [number for number, other in enumerate(like) if other.identity == route.identity]
     if not at:

@@ -1,4 +1,4 @@
-"""Read the files of Go's sriov-cni: a DEL here can end its attachments, and until then no ADD takes their VFs.
+"""Read the files of Go's sriov-cni: railcni's DEL can end that plugin's attachments; before, no ADD takes their VFs.
 
     /var/lib/cni/sriov/CONTAINERID-IFNAME    the network's configuration, its keys as sriov-cni spells them, and
                                              VFID, Master, OrigVfState (the former state of the VF)
@@ -41,7 +41,7 @@ def holder(pci: str) -> str:
 
 
 def plan(attachment: Attachment) -> tuple[dict[str, Any], list[str]] | None:
-    """The plan of an attachment of Go's plugin, as a `SriovPlan.document`, and the names of its files in DIRECTORY.
+    """The plan (`SriovPlan.document`) of an attachment that Go's plugin made, and the names of its files in DIRECTORY.
 
     None when there is no such attachment. Raises IoFailure when the file of the attachment cannot be read.
     """
