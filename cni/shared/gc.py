@@ -69,8 +69,8 @@ def valid_attachments(request: Request, log: Log) -> set[Attachment] | None:
 def locked(
     attachments: Iterable[Attachment], part: str, records: Records
 ) -> Iterator[tuple[Attachment, dict[str, Any] | None]]:
-    """Yield (attachment, record) for each attachment that has a record of `part`, and hold the lock of the attachment
-    meanwhile. If another call has the lock, yield the attachment with None in place of the record."""
+    """Yield (attachment, record) for each attachment with a record of `part` ("link", "ipam" or "rdma"), and hold its
+    lock meanwhile. If another call has the lock, yield the attachment with None in place of the record."""
     for attachment in attachments:
         held = records.try_locked(attachment, part)
         if held is None:

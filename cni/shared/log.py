@@ -20,7 +20,7 @@ LEVELS = ("debug", "verbose", "warning", "error", "panic")  # as in whereabouts;
 
 def tell(line: bytes) -> None:
     """Write `line` to stderr without a buffer, and ignore a failure. A buffer would keep a line that cannot be written,
-    and a warm worker would write this line to its next caller."""
+    and a process that serves several calls would write this line to the stderr of its next caller."""
     try:
         os.write(sys.stderr.fileno(), line)
     except (OSError, AttributeError):

@@ -148,7 +148,7 @@ def completed(config: dict[str, Any], index: Any) -> dict[str, Any]:
 
 
 def each(config: dict[str, Any]) -> list[dict[str, Any]]:
-    """The configurations of all rails of `config` (see `completed`): that of rail.index, or else one for each NIC."""
+    """The configurations of the rails (see `completed`): one, for rail.index, or else one for each NIC in rail.nics."""
     document = member(config, "rail")
     if not isinstance(document, dict):
         return [config]

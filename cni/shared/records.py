@@ -2,8 +2,8 @@
 
 On disk, under STATE (mode 0700):
 
-    lock                                         one file; a byte of it per lock (OFD byte-range locks): of an attachment
-                                                 and part, a device, a device-info file, an address
+    lock                                         one file with a byte for each lock (OFD byte-range lock): that of an
+                                                 attachment's part, of a device, of a device-info file, of an address
     remembered                                   released addresses (ipam.local)
     pending                                      exists when a release is pending because its store is out of reach
     unended                                      its mtime: the time of the next search for unended attachments, whose
@@ -231,7 +231,7 @@ class Records:
         return os.stat(f"{self.directory}/{name}", follow_symlinks=False).st_mtime
 
     def sweep(self, network: str) -> None:
-        """Remove temporary files that killed writers left, of unlocked records for `network` and for rail groups."""
+        """Remove the temporary files that killed writers left for unlocked records of `network` and of rail groups."""
         for name in self._names(hidden=True):
             key = name.removeprefix(".").removesuffix(".tmp")
             names = key.split(":")
@@ -256,7 +256,7 @@ class Records:
         return [(a, d) for a, _, d in every if a.network == network]
 
     def of_groups(self, part: str) -> list[tuple[Attachment, dict[str, Any]]]:
-        """Each record of `part` for a group of rails, with the attachment to which the group's leases belong."""
+        """Each attachment with the name of a rail group as its network, with its record of `part`."""
         return [(a, d) for a, _, d in self._every(GROUP, part) if a.network.startswith(GROUP)]
 
     def of_container(self, container_id: str, part: str) -> list[tuple[Attachment, dict[str, Any]]] | None:

@@ -157,7 +157,7 @@ def read_regular(path: str, most: int, flags: int = 0, private: bool = False) ->
 
 
 def check_private(status: os.stat_result) -> None:
-    """Raise NotPrivate when users other than root and ours can write the file or directory that has this `status`."""
+    """Raise NotPrivate if users other than root and our own can write the file or directory that has this `status`."""
     mode = status.st_mode
     if (not status.st_uid or status.st_uid == os.geteuid()) and not mode & _OTHERS_WRITE:
         return

@@ -167,7 +167,7 @@ def _refuse_numbers(route: WantedRoute, gw: str) -> None:
 
 
 def next_hop(route: WantedRoute, ips: list[IPConfig]) -> str:
-    """The gateway of `route`, else the first one of its family in `ips`; "" when there is none, or it is 0.0.0.0."""
+    """The gateway of `route`, or else the first gateway of its family in `ips`; "" for none, or for 0.0.0.0."""
     gw = canonical(route.gw) or gateway(route.family, ips)
     return "" if gw == "0.0.0.0" else gw
 

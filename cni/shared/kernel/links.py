@@ -142,8 +142,8 @@ class Rtnl(netlink.Socket):
 
         `mode` is a key of MACVLAN_MODES; the kernel chooses values for arguments that are 0, "" or -1. Errors
         (drivers/net/macvlan.c): EBUSY when the lower link has another master; EINVAL for passthru beside another
-        macvlan, and when the lower link is not Ethernet; EEXIST when the name is taken, before kernel 6.14 also by a
-        link of this namespace. A MAC in use is refused only when the link is set up (EADDRINUSE).
+        macvlan, and when the lower link is not Ethernet; EEXIST when a link of `netns_fd` has the name, before
+        kernel 6.14 also when a link of this namespace has it. A MAC in use is refused only at link-up: EADDRINUSE.
         """
         data = netlink.numbers({_MACVLAN_MODE: MACVLAN_MODES[mode], _MACVLAN_BC_QUEUE_LEN: bcqueuelen or None})
         info = netlink.string(_INFO_KIND, "macvlan") + netlink.attribute(_INFO_DATA | netlink.NESTED, data)
@@ -233,7 +233,7 @@ class Rtnl(netlink.Socket):
         self.request(_DELLINKPROP, ifinfo(index) + _altname(name))
 
     def ids_of_others(self, but: Rtnl | None = None) -> list[int]:
-        """The ids that this namespace has for others (`ip netns list-id`), without that of `but`; [] on a refusal.
+        """The ids of other namespaces in this namespace (`ip netns list-id`), without that of `but`; [] on a refusal.
 
         When a namespace ends, another may get its id. If this namespace has an id for itself, that id is left out.
         """
@@ -246,7 +246,7 @@ class Rtnl(netlink.Socket):
         return [nsid for nsid in ids if nsid not in known]
 
     def id_of(self, other: Rtnl) -> int | None:
-        """The id by which this namespace knows the namespace of `other`; None when it has no id."""
+        """The id (nsid) that the namespace of `other` has in this namespace; None when it has no id."""
         fd = other.namespace()
         try:
             return self.netns_id(fd)
@@ -254,14 +254,14 @@ class Rtnl(netlink.Socket):
             os.close(fd)
 
     def links_of(self, nsid: int) -> list[Link]:
-        """All links of the namespace that this one knows as `nsid`; [] if it has ended, and before Linux 4.15."""
+        """All links of the namespace that has the id `nsid` in this one; [] if it has ended, and before Linux 4.15."""
         try:
             return [Link(body) for body in self.dump(GETLINK, ifinfo(0) + netlink.number(_TARGET_NETNSID, nsid))]
         except netlink.KernelError:
             return []
 
     def netns_id(self, netns_fd: int) -> int | None:
-        """The id by which this namespace knows the one at `netns_fd` (`link-netnsid` of ip-link), or None."""
+        """The id that the namespace `netns_fd` has in this one (`link-netnsid` of ip-link); None when it has no id."""
         reply = self.get(_GETNSID, b"\0\0\0\0" + netlink.number(_NSID_FD, netns_fd))
         found = netlink.signed_of(netlink.unpack_attributes(reply, 4)[_NSID])
         return None if found < 0 else found

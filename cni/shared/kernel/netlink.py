@@ -252,7 +252,7 @@ class Socket:
         return self._exchange(kind, DUMP, body)
 
     def dump_if_known(self, kind: int, body: bytes, *unknown: int) -> list[bytes]:
-        """The bodies as from `dump`; [] if the kernel lacks such objects, and so refuses with an errno in `unknown`."""
+        """The bodies as from `dump`; [] when the kernel refuses with an errno in `unknown`: it lacks such objects."""
         try:
             return self.dump(kind, body)
         except KernelError as fault:

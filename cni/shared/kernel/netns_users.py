@@ -56,8 +56,8 @@ def found_again(device: int, inode: int) -> Namespace | None:
 
 
 class SearchedOnce:
-    """A `with` block that first finds all namespaces in use. In it, `found_again` returns None at once for others:
-    a namespace without a user never gets a user again."""
+    """A `with` block that first finds all namespaces in use. Inside the block, `found_again` returns None at once for
+    any other namespace: a namespace without a user never gets a user again."""
 
     def __enter__(self) -> SearchedOnce:
         _searched.append({(namespace.device, namespace.inode) for namespace in all_kept()})

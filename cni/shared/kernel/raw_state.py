@@ -161,7 +161,7 @@ class SavedRoute:
 
 
 def of_link(bodies: Iterable[bytes], index: int) -> list[bytes]:
-    """The `bodies` of the routes through the link `index`, and perhaps of others: the test only searches for bytes."""
+    """The `bodies` of the routes through the link `index`, perhaps also others: the test only searches for bytes."""
     single, leg, multipath = number(_OIF, index), index.to_bytes(4, byteorder), _MULTIPATH.to_bytes(2, byteorder)
     return [body for body in bodies if single in body or (leg in body and multipath in body)]
 
@@ -184,8 +184,8 @@ def routes(
 
 
 def _place(own: list[SavedRoute], bodies: list[bytes], wanted: list[bytes]) -> None:
-    """Set "ahead" in each of the IPv4 routes `own` that comes, in `bodies`, before another link's route with an equal
-    key. Append to `own` the other links' routes in `bodies` that have a source attribute in `wanted`."""
+    """Set "ahead" in each of the IPv4 routes `own` that precedes another link's route with an equal `key`. `bodies` has
+    all IPv4 routes in the kernel's order. Append to `own` other links' routes with a source attribute in `wanted`."""
     destinations = {route.destination for route in own}
     patterns = [attribute(_DST, destination) for _, destination in destinations if destination]
     defaults = any(length == 0 for length, _ in destinations)
@@ -214,7 +214,7 @@ def _place(own: list[SavedRoute], bodies: list[bytes], wanted: list[bytes]) -> N
 def with_those_away(own: list[SavedRoute], away: Iterable[dict[str, Any]]) -> None:
     """Give the saved routes `own` the legs (next hops) and the member "ahead" that they had before other links left.
 
-    `away` has the saved routes of the links that left, as JSON. With this, the links can come back in any order.
+    `away` has the saved routes of the links that left, as JSON. So all these links can come back in any order.
     """
     for saved in map(SavedRoute, away):
         for route in own:

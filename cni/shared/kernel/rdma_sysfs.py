@@ -216,7 +216,7 @@ def address_of(gid: str) -> str:
 
 
 def roce_mtu(mtu: int) -> int:
-    """The RoCE MTU of a netdev with `mtu`, both in bytes: the largest, 256 to 4096, that fits with headers; or 0."""
+    """The RoCE MTU of a netdev with `mtu`, both in bytes: the largest, 256 to 4096, that fits with headers, or 0."""
     return next((size for size in (4096, 2048, 1024, 512, 256) if mtu >= size + HEADERS), 0)
 
 

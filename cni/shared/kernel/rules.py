@@ -50,7 +50,7 @@ def list_of(rtnl: netlink.Socket) -> list[Rule]:
 
 
 def unconditional(rtnl: netlink.Socket) -> tuple[list[Rule], list[Rule]]:
-    """The unconditional IPv4 rules and the unconditional IPv6 rules, both in order of priority."""
+    """The IPv4 rules and the IPv6 rules for which `Rule.is_unconditional` is true, both in order of priority."""
     found = [rule for rule in list_of(rtnl) if rule.is_unconditional]
     found.sort(key=lambda rule: rule.priority)
     return [rule for rule in found if not rule.is_ipv6], [rule for rule in found if rule.is_ipv6]

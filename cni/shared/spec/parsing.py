@@ -11,7 +11,7 @@ from cni.shared.spec.result import NUMBERS_OF_ROUTE, Interface, IPConfig, Result
 
 
 def parse(document: Any, what: str = "prevResult", has_interfaces: bool = True) -> Result:
-    """Convert `document`, a result of any version. Raises DecodingFailure if it is none.
+    """Convert `document`, a result of any version. Raises DecodingFailure if it is no result.
 
     `what` is the name of `document` in the error. Without `has_interfaces`, as for the result of an IPAM plugin,
     interfaces are ignored (SPEC.md, section 5).
