@@ -14,18 +14,18 @@ An attempt is made in one session of the store. The rules of an attempt, in orde
    attachment (search.search_start). If the store keeps each pool in one object (`spreads` is false), all claims of a
    pool exclude one another: another place does not help, and the call waits instead.
 4. *Full windows.* A window is a span of addresses that one read covers. In a store with `places` above 0, a read costs
-   more than a failed claim. There the search leaves place 0 when the last address of its window is leased, or all are.
-   At places 1 to 3, it proposes the address without a read. Place 1, used only after a lost claim, is among the first
-   256 addresses, so that the lowest window soon is full and no longer read. Further places are among the first 65,536.
-   From place 4 on, the search reads the window of each place, and leaves a full one. From place number `places` on, it
-   reads to the end of the pool.
+   more than a failed claim. There the search leaves place 0 when the last address, or every address, of the window is
+   leased. At places 1 to 3, it proposes the place itself without a read. Place 1, used only after a lost claim, is
+   among the first 256 addresses, so that the lowest window soon is full and no longer read. Further places are among
+   the first 65,536. From place 4 on, the search reads the window of each place, and leaves a full one for the next
+   place. From place number `places` on, it reads all windows from there to the end of the pool.
 5. *Exceptions.* An address that the node itself has is never given. The address of a neighbour is given only if it is
-   preferred. Addresses found in use by other hosts and those of former neighbours are given last; after them, those of
-   lost claims, if the store shows no holder. Before a pool counts as exhausted, leases that this node made before its
-   last boot are freed.
+   preferred. Addresses found in use by other hosts and those of former neighbours are given last; after them, those
+   that this call failed to claim, if the store shows no holder. Before a pool counts as exhausted, leases that this
+   node made before its last boot are freed.
 6. *Claim.* The claim gives up former leases and makes all new ones, or changes nothing. Before another attempt the call
-   waits a random time, whose bound grows, and after some seconds also about a second for each request of an attempt. A
-   claim with an unknown outcome is made to fail (Store.settle) before other addresses are claimed.
+   waits a random time, whose bound grows. After some seconds of attempts, it also waits about a second for each request
+   of an attempt. A claim with an unknown outcome is made to fail (Store.settle) before other addresses are claimed.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ _PATIENT = 5.0  # seconds after which a call makes one request a second
 
 
 def acquire(store: Store, wanted: Sequence[Choice], owner: Owner, terms: AddTerms) -> list[int]:
-    """Lease an address to `owner` for each need of the choices `wanted`, all or none. Returns the addresses in their
-    order.
+    """Lease an address to `owner` for each need of the choices `wanted` (ipam.rules), all or none. Returns the
+    addresses in the order of the needs.
 
     The limit is `terms.seconds`. It begins anew after an attempt that loses to another claim, but not when a claim with
     an unknown outcome is repeated. Raises Exhausted when a pool has no free address, SharedLease when another
     attachment has the lease of a static address, TryAgainLater when another attachment holds a requested address, or
-    when attempts lose to other claims for CONTENDED_SECONDS. Errors of the store are raised too.
+    when all attempts in CONTENDED_SECONDS lose to other claims. Errors of the store are raised too.
     """
     began, seconds = time.monotonic(), terms.seconds
     deadline = began + seconds
@@ -202,10 +202,10 @@ class _Attempts:
 class AddTerms:
     """The inputs and the state of an ADD's claim, besides store, needs and owner. The caller holds the record's lock.
 
-    `of_group`: the extra members of the record of a rail group. `shared`: the needs whose static address is leased to
-    another attachment. `open`: the addresses of an earlier claim that the server may still execute; `is_unsure`: this
-    call made that claim. `doubtful`: addresses that are not kept, since their release may still be under way. `new`:
-    the attachment never had a lease. An attempt ends within `seconds`.
+    `of_group`: members that only the record of a rail group has. `shared`: the needs whose static address is leased to
+    another attachment. `open`: the addresses of an earlier claim that the server may still execute; `is_unsure`:
+    whether this call made that claim. `doubtful`: leased addresses that the ADD does not keep, since their release may
+    still be under way. `new`: whether the attachment never had a lease. An attempt ends within `seconds`.
     """
 
     def __init__(
@@ -293,8 +293,8 @@ class AddTerms:
         return store
 
     def remember(self, wants: Sequence[Want], sequence: int) -> None:
-        """Write the record with `wants` and `sequence`, the time of their claim in ns since 1970: before each claim,
-        and when the attachment has the leases already."""
+        """Write the attachment's record with `wants` and `sequence`, the time of the claim in ns since 1970. Called
+        before each claim, and when the attachment already has the leases."""
         owner, former = self._owner, self.record
         owner.sequence = sequence
         new = recorded_document(stores.recorded(self._store_ref), wants, owner, self._config.cooldown_seconds)

@@ -88,8 +88,8 @@ class IpamConfig:
     def gateway_of(self, address: str, own: str = "") -> str:
         """The gateway for `address`, "address/length"; "" if there is none.
 
-        The first of: a gateway of CNI_ARGS in the subnet; `own`, configured for this address alone; the key `gateway`,
-        if it is of this family.
+        The first of: a gateway of CNI_ARGS in the subnet; `own`, the gateway configured for this address alone; the key
+        `gateway`, if its family is that of `address`.
         """
         if not (self.gateways or self.gateway):
             return own
@@ -290,8 +290,8 @@ def configured_rail(request: Request, log: Log) -> tuple[IpamConfig, Group | Non
 def permit(config: IpamConfig, group: Group | None) -> None:
     """Raise InvalidConfig when the node's policy forbids a range, a static address or the network_name of the network.
 
-    Only ADD and STATUS call this function: an existing attachment can always be checked and deleted. For every verb,
-    ipam.source checks what the policy says of stores.
+    Only ADD and STATUS call this function: an existing attachment can always be checked and deleted. ipam.source
+    checks the policy's rules on stores, for every verb.
     """
     node_policy, name = policy.current(), config.network_name
     if not any(policy.matches(one, name) for one in node_policy.networkNames):

@@ -37,8 +37,8 @@ def may_hold(request: Request, records: Records) -> bool:
 
 
 def _holder(request: Request) -> tuple[Attachment | None, ModuleType | None]:
-    """The attachment that owns the leases, None if an ADD with this configuration claims no address; and the module
-    with the verbs of a rail group, None without a group."""
+    """(attachment, module). The attachment owns the leases; it is None if an ADD with this configuration claims no
+    address. The module has the verbs of a rail group; it is None without a group."""
     if not asks_for_same_index(request):
         return request.attachment, None
     from ipam.group import rails  # most networks are not rails
@@ -106,7 +106,7 @@ def _searched(request: Request, config: IpamConfig, group: Group | None) -> dict
 
 
 def _pools_of_go(request: Request, log: Log) -> dict[str, Any] | None:
-    """The reference to the store of Go whereabouts in a configuration with faults; None without a usable kubeconfig."""
+    """The reference to whereabouts' IPPools, from a faulty configuration; None if it has no usable kubeconfig."""
     faults: list[Fault] = []
     try:
         config = examine(request, faults)
@@ -151,9 +151,9 @@ def gc(request: Request, records: Records) -> None:
 class GcPass:
     """One GC of `network`: it releases the leases of attachments that are not in `valid`, the runtime's list.
 
-    An attachment stays while another operation holds its lock, and if its claim is later than `began`, since the list
-    may be older than the claim. A pending release is retried even if the attachment is in `valid`. `store_ref`: the
-    configured store, None if no store is searched for leases.
+    An attachment stays while another operation holds its lock. It also stays if its claim is later than `began`, the
+    start of the GC, since the list may be older than the claim. A pending release is retried even if the attachment is
+    in `valid`. `store_ref`: the configured store, None if no store is searched for leases.
     """
 
     def __init__(self, network: str, valid: set[Attachment], began: Began, records: Records) -> None:
@@ -163,7 +163,7 @@ class GcPass:
         self.faults = Faults()
 
     def run(self, pools: Sequence[str], node_name: str) -> None:
-        """Release the attachments that are not in `valid`: those with a record and, as a record may be damaged, those
+        """Release the attachments that are not in `valid`: those with a record and, since records may be damaged, those
         with leases of this node in `pools`. Also retry pending releases."""
         doomed: dict[Attachment, dict[str, Any] | None] = {}
         for attachment, record in self.records.of_network(self.network, PART):

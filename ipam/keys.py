@@ -281,7 +281,7 @@ def _filled(
     notes: list[str],
     faults: list[Fault],
 ) -> Iterator[tuple[str, T]]:
-    """Yield (prefix, object) for each of `documents`, the members of the list at key `name`, that has no fault.
+    """Yield (prefix, object) for each document without a fault. `documents` are the members of the list at key `name`.
 
     The prefix is the member's path, such as "ipRanges[1].". `make` makes the object, whose attributes get the values of
     the keys in `table`. Misspelt keys are added to `notes`.

@@ -59,7 +59,7 @@ class Want:
         return format_address(self.family, self.value)
 
     def excludes(self, other: Want) -> bool:
-        """Whether a store cannot lease both: they have the same address, and the same pool or the same scope."""
+        """Whether a store can lease only one of the two: the address is the same, and so is the pool or the scope."""
         same = self.pool == other.pool or (self.scope is not None and self.scope == other.scope)
         return same and self.address == other.address
 
@@ -150,7 +150,7 @@ class Lease(Want):
 
     @property
     def identity(self) -> tuple[str, tuple[int, int], str, str, tuple[str, str]]:
-        """The values by which readings of one lease are matched: every store keeps them, even that of whereabouts."""
+        """Values that show whether two readings are of one lease. Every store keeps them, even that of whereabouts."""
         return self.pool, self.address, self.container_id, self.ifname, self.pod_name
 
     def is_of_pod(self, owner: Owner) -> bool:
@@ -178,7 +178,7 @@ class Pool:
 
 
 def given_up(instead_of: Sequence[Lease], wants: Sequence[Want]) -> list[Lease]:
-    """The leases in `instead_of` whose address none of `wants` claims again, in the same pool or reservation scope."""
+    """The leases in `instead_of` that a claim of `wants` frees: no want has the address in the same pool or scope."""
     return [lease for lease in instead_of if not any(want.excludes(lease) for want in wants)]
 
 

@@ -157,7 +157,7 @@ def is_pending(attachment: Attachment, records: Records) -> bool:
 
 
 def restorer(store_ref: dict[str, Any], records: Records, owner: Owner | None = None) -> Callable[[], list[Lease]]:
-    """Return a function that reads the leases for a new, empty store from the records that name the store `store_ref`.
+    """Return a function that reads the leases for a new, empty store: those in the records that name `store_ref`.
 
     With an `owner` and the kind addresslease, the function reads only the records of the owner's container and pod.
     """

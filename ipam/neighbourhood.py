@@ -14,9 +14,9 @@ _DESTINATION = 1
 
 
 def addresses_of(names: list[str] | None, states: int = 0) -> set[tuple[int, int]]:
-    """The addresses, (family, value), of the links `names` (None: of all links) and of the links below and above them.
+    """The addresses, (family, value), of the links `names` and of the links below and above them; None means all links.
 
-    With `states`, a bitset of NUD_*: the addresses of the neighbours on these links that are in one of the states.
+    With `states`, a bitset of NUD_*: instead the addresses of the neighbours on these links in one of the states.
     """
     with Rtnl() as rtnl:
         near = {link.index for link in rtnl.links()} if names is None else _near(rtnl, names)

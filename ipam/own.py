@@ -1,9 +1,9 @@
 """The addresses of this node and of its neighbours on the wire of a network: the host's links that lead to the network.
 
-No pod of the network can use an address of the node itself. A neighbour counts while its entry in the kernel's table is
-reachable or permanent. After a pod's end, its entry may stay reachable for up to 45 s, and then stale for days: a
-pod may therefore get its own former address, whatever the table says. A neighbour whose entry is stale, delay or
-probe answered once. It may be a host or a deleted pod: its address is given after the others of the range.
+No pod of the network can use an address of the node itself. A neighbour's address counts as in use while its entry in
+the kernel's table is reachable or permanent. After a pod's end, its entry may stay reachable for up to 45 s, and then
+stale for days: a pod may therefore get its own former address, whatever the table says. A neighbour whose entry is
+stale, delay or probe may be a host or a deleted pod: its address is given after all others of the range.
 
 The wire follows from the link plugin's keys: it is the link `master` (or `bridge`) with the links below and above it, or
 the physical function of a virtual function. The addresses of all links count for a macvlan without `master`, which uses
@@ -59,8 +59,8 @@ class Wire:
         return want.address in self._neighbours_with(want, _THERE)
 
     def with_former(self, want: Want) -> set[tuple[int, int]]:
-        """The addresses of all neighbours in the state stale, delay or probe, if that of `want` is among them; else an
-        empty set. These addresses are given last."""
+        """The addresses of all neighbours in the state stale, delay or probe, if one of them has the address of `want`;
+        else an empty set. These addresses are given last."""
         found = self._neighbours_with(want, _ONCE)
         return found if want.address in found else set()
 
@@ -69,7 +69,7 @@ class Wire:
         return self._records is not None and local.is_avoided(self._records, address)
 
     def _neighbours_with(self, want: Want, states: int) -> set[tuple[int, int]]:
-        """The addresses of neighbours in one of `states`; an empty set at once if no neighbour has that of `want`."""
+        """The addresses of neighbours in one of `states`; an empty set if no neighbour has the address of `want`."""
         if self._names == []:
             return set()
         if want.family not in self._tables:

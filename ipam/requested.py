@@ -47,7 +47,7 @@ def read(config: IpamConfig, faults: list[Fault]) -> tuple[list[Requested], list
 
 
 def _never_given(config: IpamConfig, asked: Requested, is_gateway: bool, others: Collection[tuple[int, int]]) -> str:
-    """Why the requested address `asked` cannot be given besides `others`, with a remedy; "" if it can be given."""
+    """Why the requested address `asked` cannot be added to `others`, with a remedy; "" if it can be given."""
     family, value, prefix = asked
     rng, is_add = config.range_of(family, value), config.request.command == "ADD"
     subnet = rng or (Range(family, value, prefix) if prefix is not None else None)
@@ -83,7 +83,7 @@ def _has_fixed_ranges(config: IpamConfig) -> bool:
 
 
 def _excess(new: tuple[int, int], requested: Collection[tuple[int, int]], config: IpamConfig) -> str:
-    """The fault's text if `new` would exceed, with `requested`, the number that a pod may request; else ""."""
+    """The fault's text if `new` and the addresses `requested` are more than a pod may request; else ""."""
     holding = [r for r in config.ranges if r.family == new[0] and r.contains(new[1])]
     where, most = f"in {holding[0]}" if holding else "outside of the ranges", config.requested_addresses
     others = [v for f, v in requested if f == new[0]]

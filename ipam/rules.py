@@ -41,8 +41,8 @@ class Exhausted(TryAgainLater):
 class Need:
     """One address that an attachment gets from a pool: any address of `rng`, or only the `requested` one.
 
-    A need is also a Choice (ipam.rules.Choice), in which the index of an address is its value. `shared`: the address is
-    static: all attachments of the network use it, and one of them has the lease.
+    A need is also a Choice (ipam.rules.Choice): the index of an address is then its value as an integer. `shared`: the
+    address is static, so all attachments of the network use it, and one of them has the lease.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class ClaimPlan:
 
 
 def needs(config: IpamConfig) -> list[Need]:
-    """One need for each range, in the order of the ranges. A requested address becomes that of the need for its range.
+    """One need for each range, in the order of the ranges. A requested address is set in the need for its range.
 
     A further requested address in the same range gets a need of its own, in the first range with the address. An
     address requested outside of the network's ranges has its own range, and always the reservation scope network_name.
@@ -169,8 +169,8 @@ def plan(
 
 
 def _most_kept(choice: Choice, usable: Sequence[Lease], lost: Collection[Want]) -> int | None:
-    """The index in the range that the most leases in `usable` have, of several such the first found. An index of an
-    address in `lost`, which another claim has taken, does not count. None if no index is left."""
+    """The index that most of the leases `usable` have; if several are equally frequent, the one found first. Indexes of
+    the addresses `lost`, which other claims have taken, do not count. None if no index is left."""
     gone = {choice.kept_index(want) for want in lost}
     counts: dict[int, int] = {}
     for lease in usable:

@@ -74,8 +74,8 @@ class SearchPlan:
         return _LOWEST < self._place <= min(_UNSEEN, self._store.places)
 
     def lose(self, wants: Sequence[Want]) -> None:
-        """Note that another claim took the proposed addresses `wants`. If simultaneous claims of different addresses
-        succeed in the store (`spreads`), move the search to another starting point."""
+        """Note that another claim took the proposed addresses `wants`. Then move the search to another starting point,
+        if simultaneous claims of different addresses succeed in this store (`Store.spreads`)."""
         self.preferred = []
         self._taken += wants
         if not wants or not self._store.spreads:
@@ -107,8 +107,8 @@ class SearchPlan:
         """A free index of `choice` that is not in `own`. Raises Exhausted when there is none.
 
         `own` has the indexes of this attachment, also those `proposed` in this attempt. An index that another claim
-        took comes last, and only if a read of its address shows no holder: a list, which selects by label, misses an
-        object whose labels were removed.
+        took comes last, and only if a read of its address shows no holder. The search's own lists do not suffice:
+        they select by label, and so miss an object whose labels were removed.
         """
         lost = _indexes(choice, [want.address for want in self._taken])
         cooling = self._cooling(choice)
@@ -180,7 +180,7 @@ class SearchPlan:
         return any(map(self._store.is_claimed_here, _wants(choice, index)))
 
     def _cooling(self, choice: Choice) -> set[int]:
-        """The indexes with an address in its cooldown: another pod freed it, and the owner may not have it yet."""
+        """The indexes with an address in its cooldown, except addresses that the owner's pod itself has freed."""
         found: set[int] = set()
         if not self._store.cooldown:
             return found
@@ -192,7 +192,7 @@ class SearchPlan:
 
 
 def start_of(rng: Range, owner: Owner, place: int) -> int:
-    """The address of starting point number `place` of a search. For _LOWEST it is 0, even if the range begins later."""
+    """The address of starting point number `place` of a search; 0 for _LOWEST, even if all of `rng` is higher."""
     if place == _LOWEST:
         return 0
     if place == _NEAR:
@@ -203,8 +203,8 @@ def start_of(rng: Range, owner: Owner, place: int) -> int:
 def lowest_free(store: Store, choice: Choice, start: int = 0, avoid: Collection[int] = ()) -> int | None:
     """The first free index of `choice` from `start` to the end, then from the beginning; None if there is none.
 
-    An index is an address of a range, or an offset in all ranges of a rail group. `avoid` has indexes that are not free
-    although the store shows them so, such as those proposed for this attachment or in their cooldown.
+    An index is an address of a range, or an offset in all ranges of a rail group. `avoid` has indexes that must not
+    be given although the store shows them as free, such as those proposed for this attachment or in their cooldown.
     """
     rng = choice.space
     for at, end in ((start, rng.last), (rng.first, min(start - 1, rng.last))):
@@ -219,7 +219,7 @@ def lowest_free(store: Store, choice: Choice, start: int = 0, avoid: Collection[
 
 
 def _next_open(store: Store, choice: Choice, low: int, high: int) -> int:
-    """An index in low..high + 1. All indexes from `low` up to, but not including, the result are occupied."""
+    """The index in low..high + 1 at which the search can go on; the indexes that it skips are occupied."""
     for i, need in enumerate(choice.needs):
         first, last = choice.values(low)[i], choice.values(high)[i]
         low += store.next_open(need.pool, need.scope, need.rng.family, first, last) - first
@@ -237,7 +237,7 @@ def _occupied(store: Store, choice: Choice, low: int, high: int) -> int:
 
 
 def _windows_of(choice: Choice, low: int, high: int) -> list[Window]:
-    """For each need of `choice`, the window of the addresses for which the indexes low..high stand."""
+    """For each need of `choice`, the window of its addresses with the indexes low..high."""
     bounds = zip(choice.needs, choice.values(low), choice.values(high), strict=True)
     return [(need.pool, need.scope, need.rng.family, first, last) for need, first, last in bounds]
 

@@ -101,8 +101,8 @@ class ClaimsHere:
     def is_recorded(self, want: Want) -> bool:
         """Whether another attachment has `want` in its record, even if the store shows the address as free.
 
-        A record does not count if its release is pending, its namespace is gone, or it is of an earlier boot or of the
-        owner's pod.
+        A record does not count if it notes a pending release, names a namespace that is gone, or is of an earlier boot
+        or of the owner's pod.
         """
         records, owner = self._records, self._owner
         attachment = holder(records, want)
@@ -121,8 +121,8 @@ class ClaimsHere:
         """Make lost records of this node again from its leases in the store. Returns whether the owner's is among them.
 
         This is needed once for a state directory that is younger than the node's leases. The caller holds the lock of
-        the owner's record. Two machines may have one node name: a lease must name this machine, or the owner's pod and
-        uid.
+        the owner's record. Two machines may have one node name: a lease counts only if it names this machine, or the
+        owner's pod and uid.
         """
         records, owner = self._records, self._owner
         by_attachment: dict[Attachment, list[Lease]] = {}

@@ -6,8 +6,8 @@ The flat file has the values of keys that the block leaves out, also inside `dns
 The author of a network may use no credentials that only the administrator can read, and may learn nothing about hosts
 that the node does not let networks name. So a block that names a store of its own
 
-- must have all keys of etcd (server, prefix and credentials) as soon as one key differs from the flat file. A
-  kubeconfig is one file with server and credentials, so it needs no other key;
+- must have all keys of etcd (server, prefix and credentials) if one of them differs from the flat file. A kubeconfig
+  is one file with server and credentials, so it needs no other key;
 - may name only files below `configRoots` of the node's policy, and hosts of etcd in `storeHosts`.
 
 `Source.borrowed` has the faults of a block that breaks these rules.
@@ -91,8 +91,8 @@ class Source:
     `path` is the flat file's, or "" when none of the paths `searched` exists. `notes` are log texts about keys without
     effect. A flat file that the block chose may belong to anyone: faults and errors name its keys, but not its values.
     `borrowed` are the faults of a block that names a store which its author may not use; they prevent a new attachment.
-    For an existing one (`is_new` false), whose store must be found, the source of each key is chosen on its own, as in
-    version 0.1.0.
+    An existing attachment (`is_new` false) must find its store: for it, the source of each key is chosen on its own, as
+    in version 0.1.0.
     """
 
     def __init__(self, block: dict[str, Any], files: Files, faults: list[Fault], is_new: bool = True) -> None:
@@ -279,8 +279,8 @@ class Source:
             self.borrowed.append(Fault(f"ipam.{name}", self._block[name], wanted))
 
     def _is_of_flat_file(self, name: str, is_apart: bool) -> bool:
-        """Whether the value of `name` comes from the flat file. If the block names an etcd of its own, the keys of etcd
-        do not, unless the source of each key is chosen on its own (`is_apart`)."""
+        """Whether the value of `name` comes from the flat file. If the block names an etcd of its own, a key of etcd
+        does so only if the block leaves it out and the source of each key is chosen on its own (`is_apart`)."""
         if name in NOT_FROM_FLAT_FILE:
             return False
         is_left_out = _is_left_out(self._block.get(name))
