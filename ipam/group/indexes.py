@@ -78,12 +78,12 @@ class Group:
         return [need.rng.at(index) for need in self.needs]
 
     def kept_index(self, place: Want) -> int | None:
-        """The index of the leased address `place`, in any pool; None if not all rails can give the index."""
+        """The index of the leased address `place`, whatever its pool; None if it has none that all rails can give."""
         index = self.index_of(place.family, place.value)
         return index if index is not None and self.space.usable(index) else None
 
     def exhausted(self, free: int, waiting: str) -> Exhausted:
-        """The error when no index is free; `waiting` is a text on indexes with an address in use without a lease."""
+        """The error when no index is free. `waiting`: text about indexes whose address is in use without a lease."""
         return Exhausted(
             f"rail group {self.name} is exhausted: each of its {self.space.size()} indexes is in use on one of its rails or"
             f" more{waiting}. Delete attachments or enlarge the ranges; `railcni ipam leases` shows who holds them",
@@ -126,7 +126,7 @@ def needs_of(rail: Rail, config: IpamConfig, faults: list[Fault]) -> list[list[N
 
 
 def _check(rail: Rail, config: IpamConfig, rails: Sequence[Sequence[Need]], faults: list[Fault]) -> None:
-    """Check the group as a whole, and add its faults to `faults`. Each range was checked before."""
+    """Check the ranges of the rails against one another and against `config`; add the faults to `faults`."""
     if config.node_slice_size:
         wanted = "gives nodes parts of a range each, and rails with the same index need whole ones: leave it out"
         faults.append(Fault("ipam.node_slice_size", f"/{config.node_slice_size}", wanted))

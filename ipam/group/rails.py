@@ -203,8 +203,8 @@ def _ask(group: Group, config: IpamConfig) -> None:
 def _held(
     group: Group, store_ref: dict[str, Any], owner: Owner, record: dict[str, Any], config: IpamConfig, log: Log
 ) -> list[int] | None:
-    """The addresses of all rails, from the record of a complete claim; None if this rail's leases are lost or outdated,
-    or the record does not fit.
+    """The addresses of all rails, from the record of a complete claim; None if the record lacks an address that the
+    group needs, or if this rail's leases are lost or outdated.
 
     Only this rail's pools are read: a complete claim was made in one step, so the leases of one rail stand for all.
     """
@@ -383,8 +383,8 @@ def differences(group: Group, config: IpamConfig, given: Mapping[tuple[int, int]
 
 
 def gc(collection: GcPass, groups: Sequence[tuple[Attachment, dict[str, Any]]]) -> None:
-    """From the records `groups` of all rail groups, remove the rails on the network of `collection` (the GC) that are
-    not in the runtime's list; then free the leases of groups without rails."""
+    """Remove the rails that the runtime does not list from the records `groups` of all rail groups, if they are on the
+    network of `collection` (the GC); then free the leases of groups without rails."""
     for shared, record in groups:
         mine = [Attachment(m[0], shared.container_id, m[1]) for m in listed(record) if m[0] == collection.network]
         pending = record.get("pending") is True
