@@ -144,7 +144,7 @@ def joined(recorded: dict[str, Any], store_ref: dict[str, Any] | None) -> dict[s
 
 
 def reached(recorded: dict[str, Any], config: IpamConfig) -> dict[str, Any]:
-    """The reference `recorded`, completed by that of `config`, such as with a password, if both mean one store."""
+    """The reference `recorded`, completed by that of `config` (by a password, for example) if both mean one store."""
     if not is_shared(recorded) or config.datastore != recorded.get("kind"):
         return recorded
     return joined(recorded, ref_of(config))

@@ -231,7 +231,7 @@ class Store:
         raise NotImplementedError
 
     def next_open(self, pool: str, scope: str | None, family: int, value: int, high: int) -> int:
-        """An address in value..high + 1. No address from `value` up to, but excluding, the result can be claimed."""
+        """The address in value..high + 1 at which a search can go on; the addresses that it skips cannot be claimed."""
         raise NotImplementedError
 
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:
@@ -252,7 +252,7 @@ class Store:
     def leases(self, pool: str | None = None, node: str = "") -> Iterator[Lease]:
         """Yield the leases of a pool, or of all pools, in any order; with `node` only that node's leases.
 
-        Leases are read page by page. `unread` gets a text for each object of an API server that cannot be read.
+        Leases are read page by page. The attribute `unread` gets a text for each API object that cannot be read.
         """
         for name in [found.name for found in self.pools()] if pool is None else [pool]:
             page = self._page(name, None, node)

@@ -294,7 +294,7 @@ class Client:
 
     @property
     def within(self) -> str:
-        """The text " within N s" with the limit for a connection, for a message; "" if the client `hurries`."""
+        """For messages: " within N s", the time limit for a connection; "" if the client `hurries`."""
         return "" if self.hurries else f" within {self.seconds:g} s"
 
     def unreachable(self, reasons: Sequence[tuple[ServerAddress, str]]) -> CniError:
@@ -347,7 +347,7 @@ class Client:
     def connect_to(
         self, endpoints: Sequence[ServerAddress], context: Callable[[ServerAddress], Any], deadline: float
     ) -> Connection:
-        """A new connection to one of `endpoints`, tried in turn from the one after the last that failed.
+        """A new connection to one of `endpoints`, tried in turn from the present one on (`move_on` selects the next).
 
         `context` returns the SSLContext of an endpoint. Raises the error of `untrusted`, or Failed; if the client
         `hurries`, the error of `unreachable` instead of Failed.
