@@ -66,7 +66,7 @@ class AddressLeaseStore(ObjectStore):
         self._lists.clear()
 
     def ready(self, wants: Sequence[Want] = ()) -> None:
-        """Raise CniError if namespace, rights or CRD prevent a claim, or another namespace has an IPPool of `wants`."""
+        """Raise CniError if namespace, rights or CRD prevent a claim, or another namespace has a pool of `wants`."""
         sent = objects.memory(
             Lease(Want("railcni-status", 4, 0xC0000201, ""), Owner(_NOBODY, ("status", "status-0", ""))), 1
         )
@@ -85,7 +85,7 @@ class AddressLeaseStore(ObjectStore):
     def find(self, attachment: Attachment) -> list[Lease]:
         """As Store.find. If this node's records have leases of the attachment, and all still exist, there is no search.
 
-        Then there are no other leases, since a claim makes all of its leases or none.
+        In this case the attachment has no other leases, since a claim makes all of its leases or none.
         """
         with self.session():
             recorded = [lease for lease in self._known() if lease.attachment == attachment]
@@ -171,7 +171,7 @@ class AddressLeaseStore(ObjectStore):
             return sum(1 << value - low for value in values if low <= value <= high)
 
     def _in_block(self, pool: str, scope: str | None, family: int, low: int) -> set[int]:
-        """The addresses, as integers, that cannot be claimed in the block (256 addresses) with the address `low`."""
+        """The addresses, as integers, that cannot be claimed in the block of 256 addresses that contains `low`."""
         labels = {objects.BLOCK: objects.block_label(family, low)}
         if scope is None:
             return _values(family, self._listed(labels | {objects.POOL: objects.label(pool)}))
@@ -347,8 +347,8 @@ class AddressLeaseStore(ObjectStore):
     def forget(self) -> None:
         """Delete objects that the store no longer needs.
 
-        These are objects with an ended cooldown, objects against late creates that can no longer arrive, and the oldest
-        objects that remember former addresses of pods.
+        These are objects whose cooldown has ended; objects that make late creates fail, when none can arrive any more;
+        and the oldest objects that remember former addresses of pods.
         """
         now = time.time_ns()
         try:

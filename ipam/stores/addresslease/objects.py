@@ -184,7 +184,7 @@ class Entry:
         return self.held and self.lease.key() == lease.key()
 
     def cools(self, now: float) -> bool:
-        """Whether the cooldown lasts at `now` (s since 1970). An end after `now` + COOLDOWN is due to a wrong clock."""
+        """Whether the cooldown lasts at `now` (s since 1970). Ignores an end after `now` + COOLDOWN (wrong clock)."""
         return self.state == COOLING and 0 < self.until - now <= COOLDOWN + 1
 
     def is_fenced(self, now_ns: int) -> bool:
@@ -193,7 +193,7 @@ class Entry:
         return mark.isascii() and mark.isdigit() and now_ns - int(mark) < LATE_SECONDS * 1_000_000_000
 
     def freed(self, now_ns: int, cooldown: int) -> dict[str, Any]:
-        """Labels and spec after a release. If `cooldown` (seconds) is 0, the object only makes late creates fail."""
+        """Labels and spec after a release. With `cooldown` 0 (seconds), the object only makes late creates fail."""
         until = now_ns // 1_000_000_000 + cooldown + 1 if cooldown else 0  # the current second does not count
         state = COOLING if cooldown else FORMER
         spec = {**self.spec, "sequence": now_ns, "state": state}

@@ -57,7 +57,7 @@ class Objects:
         return [self._entry(found) for found in self.api.list_all(ADDRESSES, objects.selector(labels), recent=recent)]
 
     def each(self, labels: dict[str, str], recent: bool, unread: list[str]) -> Iterator[Entry]:
-        """As `chosen`, but read page by page. `unread` gets the fault of each object that cannot be read."""
+        """As `chosen`, but read page by page. `unread` gets the error message for each object that cannot be read."""
         for page in self.api.pages(ADDRESSES, objects.selector(labels), recent=recent):
             for found in page:
                 try:
@@ -133,7 +133,7 @@ class Objects:
         return _twice(delete)
 
     def free(self, entry: Entry | None, lease: Lease, cooldown: int) -> bool:
-        """Free the address of `lease` in its object `entry`; return whether it was held. Raises as `change`."""
+        """Free the address of `lease` in its object `entry`; return whether `lease` held it. Raises as `change`."""
 
         def free(entry: Entry) -> bool:
             if cooldown:
@@ -220,7 +220,7 @@ class Objects:
         return entry if entry and entry.held else self.twin(want, gone)
 
     def twin(self, want: Want, gone: Collection[str] = (), since: str = "") -> Entry | None:
-        """The object under the other kind of name (`twin_name`) that holds the address of `want` in its pool, or None.
+        """The object that holds the address of `want` in its pool under the other kind of name (`twin_name`), or None.
 
         Both kinds exist when a network's enable_overlapping_ranges has changed while pods run. An object with a name in
         `gone` does not count. `since` is as in Objects.get.
@@ -241,7 +241,7 @@ class Objects:
 
 
 def _twice(request: Callable[[bool], T]) -> T:
-    """Return `request(False)`, or after a lost reply `request(True)`. If both calls fail, raises the first error."""
+    """Return `request(False)`; after a lost reply, `request(True)`. Raises the first error when both calls fail."""
     try:
         return request(False)
     except OutcomeUnknown as lost:
