@@ -1,6 +1,6 @@
 """Requests to an API server: one connection for all requests of a call, credentials, and attempts.
 
-A reading request is repeated, within its time limit, after any fault that may pass. A changing request is repeated
+A reading request is repeated, within its time limit, after any temporary fault. A changing request is repeated
 only when the server has surely not carried it out (status 429, or 503 with Retry-After). After a lost reply a changing
 request raises OutcomeUnknown, and the caller reads the object.
 """
@@ -127,7 +127,7 @@ class Api(http.Client):
         return self._object(self._call("POST", resource, "", _UNWARNED, body, namespace, accept))
 
     def try_create(self, resource: str, document: dict[str, Any]) -> dict[str, Any]:
-        """Like `create`, but a server-side dry run. Returns {} if the name is in use. Raises CniError if refused."""
+        """Try `create` in a server-side dry run. Returns {} if the name is in use. Raises CniError for any refusal."""
         try:
             return self._object(self._call("POST", resource, "", "dryRun=All", codec.dumps(document).encode()))
         except Conflict:

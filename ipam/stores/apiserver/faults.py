@@ -149,7 +149,7 @@ def right_missing(api: Api, verb: str, resource: str, namespace: str, message: s
 
 
 def _parts(body: bytes) -> tuple[bool, str, str, dict[str, Any]]:
-    """(whether the reply is a Status, reason, message, details). The message of another reply is its first bytes."""
+    """(whether the reply is a Status, reason, message, details). Without a Status, the message is the first bytes."""
     try:
         said = codec.loads_reply(body)
         reason, message, details = (said.get(key) or "" for key in ("reason", "message", "details"))
