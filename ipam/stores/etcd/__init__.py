@@ -49,7 +49,7 @@ class EtcdStore(ServedStore):
         self._seen: dict[Window, Sequence[Answer]] = {}  # what `survey` has read for the next `occupied` of a window
 
     def ready(self, wants: Sequence[Want] = ()) -> None:
-        """As Store.ready, by a claim that cannot succeed: etcd checks rights and free space before its comparisons."""
+        """As Store.ready, by a claim that cannot succeed: etcd checks rights and space before the claim's tests."""
         nobody = Owner(_NOBODY, ("status", "status-0", ""))
         key, *_ = puts = self.keys.entries(Lease(wants[0] if wants else Want("railcni-status", 4, 0, ""), nobody))
         self._call(txn.transaction([txn.exists(key), txn.absent(key)], [txn.put(*entry) for entry in puts.items()]))
@@ -114,9 +114,9 @@ class EtcdStore(ServedStore):
     def _behind_full(self, place: tuple[str, str], family: int, value: int, high: int) -> int:
         """The first address in value..high that is in no full block of `place`; high + 1 if there is none.
 
-        `place` is from Keys.places; a block has 64 addresses. One request counts the keys of each of the next 64
-        blocks, and of each of the 63 groups of 64 blocks after them. The next request begins at the first group that is
-        not full.
+        `place` is a pool or scope (Keys.places); a block has 64 addresses. One request counts the keys of each of the
+        next 64 blocks, and of each of the 63 groups of 64 blocks after them. The next request begins at the first group
+        that is not full.
         """
         at = value & -BLOCK
         while at <= high:
@@ -166,7 +166,7 @@ class EtcdStore(ServedStore):
         return Taken(taken) if taken else Unknown(OutcomeUnknown(f"a claim of {owner.attachment} came too late: retry"))
 
     def _taken(self, wants: Sequence[Want], instead_of: Sequence[Lease], found: Sequence[Answer]) -> list[Want]:
-        """The addresses that prevent a claim (ipam.stores.served.conflicts). `found` has the keys that exist."""
+        """The addresses that prevent a claim (ipam.stores.served.conflicts). `found` shows which keys exist."""
         there = {key for answer in found for key, _ in answer.entries}
 
         def is_held(want: Want, given: Sequence[Lease]) -> bool:

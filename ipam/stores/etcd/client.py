@@ -97,7 +97,8 @@ class EtcdClient(http.Client):
                 raise failure
 
     def _lost(self, said: str, sent: bool, remedy: str) -> CniError:
-        """Select the next endpoint; return the error to raise if no time is left. Raises OutcomeUnknown if `sent`."""
+        """Select the next endpoint; return the error to raise if no time is left. Raises OutcomeUnknown if the
+        request was `sent`."""
         said = f"etcd at {self._where()} {said}"
         self.move_on(self._endpoints)
         if sent:

@@ -144,7 +144,7 @@ def pod_of(pod: tuple[str, str, str], ifname: str) -> bytes:
 
 
 def address_of(place: bytes) -> list[tuple[int, int]]:
-    """[(family, value)] of `place`, the value of a former/ key; [] if it is damaged, as it is only a preference."""
+    """[(family, value)] of `place`, the value of a former/ key; [] if damaged, since the value is only a preference."""
     family = family_of(place)
     try:
         return [(family, value_of(place, family))]

@@ -57,7 +57,7 @@ def transaction(compare: Sequence[Op], then: Iterable[Op], otherwise: Iterable[O
 
 
 def reads(ops: Sequence[Op]) -> Op:
-    """The transaction that runs the reads `ops` at one revision. If none is nested, etcd writes no Raft entry."""
+    """The transaction that runs the reads `ops` at one revision. If all are plain reads, etcd writes no Raft entry."""
     return {"success": ops}
 
 
@@ -67,7 +67,7 @@ def within(inner: Op) -> Op:
 
 
 def _packed(ops: list[Op]) -> list[Op]:
-    """Move all but the first of many `ops` into inner transactions: etcd limits operations per branch of nesting.
+    """Move all but the first of many `ops` into inner transactions: etcd limits the operations of each transaction.
 
     The first stays outside, since etcd's quota does not count inner operations (server/etcdserver, costTxn).
     """
@@ -90,7 +90,7 @@ class Answer:
 
 
 class Reply:
-    """The reply to transaction `asked`. Raises ValueError, TypeError, KeyError or AttributeError if malformed.
+    """The reply to the transaction `asked`. Raises ValueError, TypeError, KeyError or AttributeError if malformed.
 
     `succeeded`: whether the transaction's comparisons held; `inner` has the same for each inner transaction.
     `answers` has the answer to each operation, also to the operations in inner transactions.
