@@ -272,7 +272,7 @@ class FileStore(Store):
         return before, after
 
     def _either(self, level: int, pool: str, scope: str | None, number: bytes) -> int:
-        """The bits set in row `number` of the pool's or the scope's bitmap. `level` is 0 for leaves, else SUMMARY."""
+        """The bits set in row `number` of the pool's bitmap, the scope's, or both. `level`: 0 (leaves) or SUMMARY."""
         bits = 0
         for (row,) in self._rows(
             schema.BITS_OF_TWO, schema.POOL + level, pool, number, schema.SCOPE + level, scope, number

@@ -80,7 +80,7 @@ class Database:
             pass  # the next process that opens the file rolls back the transaction
 
     def close(self) -> None:
-        """Roll back and unlock. A process for many calls keeps the unlocked file open. `close` may be called twice."""
+        """Roll back and unlock. A process that serves many calls keeps the file open. `close` may be called twice."""
         kept = base.lease_files
         if kept is not None and self._connection is not None and not self._has_failed:
             self.roll_back()
@@ -129,9 +129,9 @@ class Database:
         )
 
     def _take_again(self, seconds: float) -> bool:
-        """Lock this file again, which stayed open after the last call, and return True. Close it and return False if
-        the path names another file now, or if the file was emptied or overwritten, so that its mark of this boot is
-        gone."""
+        """Lock this file again, which stayed open after the last call, and return True. But if the path names another
+        file now, or if the file lost its mark of this boot, since it was emptied or overwritten, close the file and
+        return False."""
         try:
             if lock(self.path, self._fd, seconds, monotonic() + seconds) and not self._is_of_earlier_boot():
                 ((version,),) = self.run("PRAGMA user_version")
@@ -302,7 +302,7 @@ def _code(fault: Any) -> int:
 
 
 def open_locked(path: str, use: int, seconds: float) -> int:
-    """A descriptor of the locked file at `path`. If the file is missing, CREATE makes it; other uses return -1.
+    """A descriptor of the locked file at `path`. If it is missing, `use` CREATE makes it; any other `use` returns -1.
 
     Raises InvalidConfig for a network file system, the errors of `lock`, and IoFailure or OSError for other faults.
     """
