@@ -84,7 +84,7 @@ class KubernetesStore(PoolReadings):
             return [lease for lease in found if lease.attachment == attachment]
 
     def _leases(self, is_meant: Callable[[Allocation], bool]) -> list[Lease]:
-        """The leases of the allocations that `is_meant` accepts, completed by reservations, by pool and address."""
+        """Leases of the allocations that `is_meant` accepts, completed by reservations, sorted by pool and address."""
         return by_place(
             self._completed(self._lease(pool, entry))
             for pool in self._own_pools()
@@ -108,7 +108,7 @@ class KubernetesStore(PoolReadings):
             return Survey(own, pods, self._former(owner.pod, ifname))
 
     def _strange(self, leases: Sequence[Lease], pod: tuple[str, str, str]) -> list[Lease]:
-        """The `leases`, all without a pod UID, that a former pod of the same name may still use.
+        """Those of `leases` that a former pod of the same name may still use; no lease in `leases` has a pod UID.
 
         A reservation older than the living pod was made for a former pod. A lease without a reservation has no known
         age, so a former pod may use it.
@@ -153,7 +153,7 @@ class KubernetesStore(PoolReadings):
     def holder(self, want: Want) -> Lease | None:
         """As Store.holder. An address may be allocated to one lease and reserved for another.
 
-        Then return the lease with the reservation; but if `want` is a Lease, the lease with the allocation.
+        If so, return the lease with the reservation; but if `want` is a Lease, return the lease with the allocation.
         """
         with self.session():
             lease, found = self._lease_at(want), self._reservation(want)
@@ -204,8 +204,8 @@ class KubernetesStore(PoolReadings):
         def is_seen(want: Want, given: Sequence[Lease]) -> bool:
             """Whether a lease that is not in `given` has the address of `want`, by what the survey has read.
 
-            Reservations count only if a lease of `given` at this address has no scope: an unfinished claim has left
-            the lease in the pool, and the survey has read the reservation.
+            The address's reservation counts only if a lease in `given` has the address without a scope: an unfinished
+            claim has left this lease in the pool, and the survey has read the reservation.
             """
             is_left = any(old.place == want.place and old.scope is None for old in given)
             return self._is_held(instead_of, want, given) if is_left else self._is_in_pool(want, given)
@@ -249,7 +249,7 @@ class KubernetesStore(PoolReadings):
     def _at(self, place: Want, instead_of: Sequence[Lease]) -> list[Lease]:
         """The leases at the address of `place`, in its pool or scope, that the claim replaces.
 
-        Leases that an earlier claim with an unknown outcome was to replace are included.
+        They include leases that an earlier claim, with an unknown outcome, was meant to replace.
         """
         return [old for old in (*instead_of, *self._doubtful) if old.place == place.place or old.excludes(place)]
 

@@ -148,7 +148,7 @@ class IPPool:
                 self.stray.append(key)
 
     def named_scope(self, node: str = "") -> str | None:
-        """The scope of leases in no record: the part of the pool's name before the range; None without a range.
+        """The scope of leases that no record has: the part of the pool's name before the range; None without a range.
 
         In the pool of a node slice, `node` stands between the scope and the range.
         """
@@ -281,7 +281,7 @@ def probe() -> dict[str, Any]:
 
 
 def pruned(pool: dict[str, Any], reservation: dict[str, Any]) -> str:
-    """The error message if a CRD is too old: the reply to a dry run lacks a member that was sent. Else ""."""
+    """The error message if the reply to a dry run lacks a member that was sent, since a CRD is too old; else ""."""
     allocations = (pool.get("spec") or {}).get("allocations") or {}
     if "ifname" not in (allocations.get("0") or {"ifname": ""}):
         kind, lost, why = POOLS, "ifname", "nothing tells the interfaces of a pod apart"
@@ -372,7 +372,7 @@ class Reservation:
         return self.lease.scope, self.address
 
     def is_of(self, lease: Lease) -> bool:
-        """Whether the reservation names the container of `lease`, or no container but its pod; sequences may differ."""
+        """Whether the reservation names the container of `lease`, or only the pod of `lease`; sequences may differ."""
         own = self.lease
         if own.ifname and lease.ifname and own.ifname != lease.ifname:
             return False

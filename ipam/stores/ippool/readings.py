@@ -107,7 +107,7 @@ class PoolReadings(ObjectStore):
         return self._lease(pool, entry) if pool and entry else None
 
     def _completed(self, lease: Lease, by_container: bool = False) -> Lease:
-        """`lease` with the data of its reservation, if no record has them; with the scope None without a reservation.
+        """`lease` with the data of its reservation, if no record has them. Without a reservation, its scope is None.
 
         With `by_container`, a reservation that names no container does not count.
         """
@@ -127,7 +127,7 @@ class PoolReadings(ObjectStore):
         return entry is not None and entry.is_of(lease) and not self._is_superseded(lease)
 
     def _is_superseded(self, lease: Lease) -> bool:
-        """Whether the attachment has claimed the address again since: this node's record shows it, but no pool does."""
+        """Whether the attachment has claimed the address again since, by this node's records: no pool shows this."""
         known = self._known_leases().get(lease.place)
         return known is not None and known.attachment == lease.attachment and known.key() != lease.key()
 
@@ -237,7 +237,7 @@ class PoolReadings(ObjectStore):
                     self._forget_reservation(lease)
 
     def _reserve_for_others(self, leases: Sequence[Lease]) -> None:
-        """Create a reservation for each address of `leases` with a new owner but no reservation. Raises OutcomeUnknown.
+        """Create the missing reservation of each address of `leases` that has a new owner. Raises OutcomeUnknown.
 
         whereabouts moves an allocation to a restarted sandbox, but not the reservation, which still names the former
         container. So the release of the former lease deletes the reservation.
