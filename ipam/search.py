@@ -176,7 +176,8 @@ class SearchPlan:
         return index
 
     def _is_claimed_here(self, choice: Choice, index: int) -> bool:
-        """Whether another call of this node is about to claim an address at `index`; if not, note that this call is."""
+        """Whether another call of this node is about to claim an address at `index`. If none is, note that this call is
+        about to claim one."""
         return any(map(self._store.is_claimed_here, _wants(choice, index)))
 
     def _cooling(self, choice: Choice) -> set[int]:

@@ -13,10 +13,10 @@ On disk, under STATE (mode 0700):
 
 The separator cannot occur in any of the names (cni.shared.spec.request). If the names are too long for a file name, "#"
 and a hash replace them; the record itself always names its attachment. A record is written before the first side effect
-of an ADD and is removed last in a DEL, so the next process finds everything that a killed process left. When `write`
-returns, the record is on the disk if it names leases or addresses that survive a power loss. Any other record may be
-incomplete after a power loss, and then counts as absent (docs/durability.md). Each part of an attachment has its own
-lock, since our link plugin, which holds the lock of its part, may exec our IPAM plugin.
+of an ADD and is removed last in a DEL, so the next process finds everything that a killed process left. `write` waits
+for the disk only for a record of leases or addresses that survive a power loss. Any other record may be incomplete
+after a power loss, and then counts as absent (docs/durability.md). Each part of an attachment has its own lock, since
+our link plugin, which holds the lock of its part, may exec our IPAM plugin.
 
 Records decide which links and leases are deleted, moved and released. So a record is trusted only if no user but root
 can have written it, and if its checksum, the last member, is right. Every later format keeps the number of the format,

@@ -1,6 +1,6 @@
 """The stores that keep leases: one contract (base.py), and a folder for each store. No store depends on another.
 
-`ref_of` and `open_store` name each kind; a new store has a branch in both.
+`_ref_of` and `open_store` have a branch for each kind of store.
 """
 
 from __future__ import annotations

@@ -142,6 +142,9 @@ class Store:
     """A store of leases. Any method may raise a CniError that names the store; only `release` may then have made
     changes.
 
+    Each store has `record`; find, holder, claim, release, pools and `_page`, which keep leases; and survey, occupied,
+    next_open and cooling, which the search for a free address asks. The other methods are for stores that need them.
+
     Each method begins a session of its own unless the caller is in a session. While there is room, a store remembers
     the last address of a pod that may return under its name (ipam.leases.returns): the pod gets it again if it is free.
     The store also remembers the former pod of a freed address: no other pod gets the address for `cooldown` seconds.

@@ -103,7 +103,7 @@ class Pools:
 
     def finish(self, kind: str) -> None:
         """Record `kind` as the store of the cluster's nodes, if another kind is recorded. If an interrupted move to
-        IPPools has closed pools for both stores, let AddressLeases accept claims in them again."""
+        IPPools has left pools in which neither store accepts claims, let AddressLeases accept claims there again."""
         self._mark(MOVING, MOVED)
         self._cluster.move(kind)
 

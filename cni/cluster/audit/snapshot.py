@@ -201,7 +201,8 @@ def record_of(attachment: Attachment, choice: Choice) -> Mapping[str, Any] | Non
 
 
 def is_there(lease: Lease, users: Sequence[Attachment]) -> bool | None:
-    """Whether the links of `users` may use the lease's address; None if unknown, as for DRA's netns /dev/null."""
+    """Whether a link of the attachments `users` may still have the lease's address; None if this cannot be known, as
+    for a device of DRA, whose netns is recorded as /dev/null."""
     try:
         if in_use.may_be(lease, users, Records(STATE)):
             return True

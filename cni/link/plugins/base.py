@@ -36,7 +36,8 @@ if TYPE_CHECKING:
             """Set the file and the level of `log` to those that the network configures."""
 
         def read(self, request: Request, faults: list[Fault]) -> Any:
-            """The checked configuration, with the attributes `dns` and `dad`. Append all its faults to `faults`."""
+            """The checked configuration, with the attributes `dns`, `dad`, `mtu` and, if the plugin has this key, `mac`.
+            Append all its faults to `faults`."""
 
         def survey(
             self, config: Any, request: Request, host: Rtnl, inside: Rtnl, records: Records, named: Named
@@ -99,8 +100,8 @@ if TYPE_CHECKING:
         def differences(self, planned: Any, config: Any, link: Link | None, host: Rtnl, inside: Rtnl) -> list[str]:
             """A text for each difference of the link, or of a device without a link, from the plan and from `config`.
 
-            `config` is the checked configuration of this call. Keys that are absent in it are not compared. Addresses,
-            routes, MAC and MTU are compared in `cni.link.verbs.check`.
+            `config` is the checked configuration of this call. `cni.link.verbs.check` says which absent keys are compared,
+            and compares addresses, routes, MAC, and an MTU that was asked for (`mtuIsAsked` in the record of the link).
             """
 
     Named = Callable[[str], MadeLinks]

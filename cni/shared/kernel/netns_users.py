@@ -57,7 +57,7 @@ def found_again(device: int, inode: int) -> Namespace | None:
 
 class SearchedOnce:
     """A `with` block that first finds all namespaces in use. Inside the block, `found_again` returns None at once for
-    any other namespace: a namespace without a user never gets a user again."""
+    a namespace that was not in use then, since a namespace that has lost its last user never gets another one."""
 
     def __enter__(self) -> SearchedOnce:
         _searched.append({(namespace.device, namespace.inode) for namespace in all_kept()})

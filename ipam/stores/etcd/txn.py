@@ -69,7 +69,8 @@ def within(inner: Op) -> Op:
 def _packed(ops: list[Op]) -> list[Op]:
     """Move all but the first of many `ops` into inner transactions: etcd limits the operations of each transaction.
 
-    The first stays outside, since etcd's quota does not count inner operations (server/etcdserver, costTxn).
+    The first stays outside, so that etcd's quota counts it: the quota does not count inner operations (costTxn in
+    server/etcdserver).
     """
     if len(ops) <= CHUNK or "request_txn" in ops[0]:
         return ops

@@ -122,12 +122,12 @@ class PoolReadings(ObjectStore):
         return unreserved
 
     def _is_there(self, lease: Lease) -> bool:
-        """Whether the pool still has `lease`; False if its attachment has claimed the address again since."""
+        """Whether the pool still has `lease`; False if its attachment has claimed the address again after `lease`."""
         entry = objects.allocation(self._pool(lease.pool), lease)
         return entry is not None and entry.is_of(lease) and not self._is_superseded(lease)
 
     def _is_superseded(self, lease: Lease) -> bool:
-        """Whether the attachment has claimed the address again since, by this node's records: no pool shows this."""
+        """Whether the attachment has claimed the address again after `lease`. The node's records show this, pools do not."""
         known = self._known_leases().get(lease.place)
         return known is not None and known.attachment == lease.attachment and known.key() != lease.key()
 
