@@ -46,8 +46,8 @@ def confined(path: str) -> str:
         raise ValueError(f"is among railcni's own records: want a directory below {DATA_DIR}/stores")
     holder = _nearest(resolved)
     is_inside = any(holder != root and files.is_below(holder, root) for root in roots)
-    has_files = any(not _is(f"{holder}/{name}", _DIRECTORY) for name in files.names_in(holder))
-    if is_inside and has_files and not _has_leases(holder):
+    has_files = is_inside and any(not _is(f"{holder}/{name}", _DIRECTORY) for name in files.names_in(holder))
+    if has_files and not _has_leases(holder):
         what = "holds" if holder == resolved else f"is to be made in {holder[:60]}, which holds"
         raise ValueError(
             f"{what} files of others: want a directory for railcni alone, such as one in {DATA_DIR}/stores"

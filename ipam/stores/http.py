@@ -281,7 +281,8 @@ class Client:
     time.monotonic() at which all requests must have ended. `hurries`: fail at the first connection that cannot be made.
     """
 
-    attempt_seconds = 10.0  # for one endpoint's handshake or reply
+    attempt_seconds = 10.0  # for one endpoint's reply
+    handshake_seconds = float("inf")  # for one endpoint's TLS handshake
 
     def __init__(self, seconds: float) -> None:
         self._connection: Connection | None = None
@@ -357,7 +358,7 @@ class Client:
             index, connected = dial([(e.host, e.port) for e in turned], max(0.1, deadline - monotonic()))
             self._at = (self._at + index) % len(endpoints)
             where = turned[index]
-            limit = min(deadline, monotonic() + self.attempt_seconds)
+            limit = min(deadline, monotonic() + self.handshake_seconds)
             self._connection = Connection(connected, where.verified_name, context(where), limit)
             self._connection.at = self._at
             return self._connection

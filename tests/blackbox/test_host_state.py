@@ -8,7 +8,6 @@ import json
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, nullcontext
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -262,22 +261,6 @@ def _requests(node: Node) -> tuple[int, int]:
     sent = [line for line in node.path("/run/trace").read_text().splitlines() if line.startswith("sendto(")]
     moves = [number for number, line in enumerate(sent, 1) if _HOME in line]
     return moves[0] + 1, len(sent)
-
-
-def test_a_record_with_the_sysctls_in_a_form_of_before_gives_the_rest_back_and_tells_of_the_loss(
-    node: Node, pod: Pod
-) -> None:
-    with unchanged(node):
-        add(node, pod).succeeded()
-        (path,) = node.path(STATE).glob("attachments/*:link")
-        document = json.loads(path.read_bytes())
-        del document["checksum"], document["link"]["device"]["kernel"]["sysctls"]
-        data = json.dumps(document)[:-1].encode()
-        path.write_bytes(data + b', "checksum": "%s"}' % blake2b(data, digest_size=16).hexdigest().encode())
-        reply = delete(node, pod)
-        reply.succeeded()
-        assert reply.stderr.count("\n") == 1
-        assert "without this part of its state: its sysctls" in reply.stderr
 
 
 @needs_strace

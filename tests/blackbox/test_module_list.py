@@ -41,7 +41,7 @@ LINKS = (
 )
 DEVICES = ("cni.shared.kernel.sysfs", "cni.link.plugins.host_device")
 NETLINK_OF_ADD = ("cni.shared.kernel.ipconfig",)
-RESTORE = ("cni.link.plugins.host_device.restore",)
+RESTORE = ("cni.link.plugins.host_device.restore", "cni.shared.kernel.link_sysctls")
 RELEASE = ("ipam.upkeep", "ipam.shared")  # with the file store, ADD and CHECK release nothing
 NODE_ROUTES = ("cni.link.plugins.uplink", "cni.shared.kernel.node_routes", "cni.shared.kernel.rules")
 FOREIGN = ("cni.link.verbs.foreign", "cni.shared.kernel.children")

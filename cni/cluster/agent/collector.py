@@ -241,10 +241,10 @@ class Collector:
         sources, metrics = self._sources, self.metrics
         metrics.in_use.replace({key: float(count) for one in sources for key, count in one.used.items()})
         metrics.pool_bytes.replace({(name,): float(size) for one in sources for name, size in one.object_bytes.items()})
-        full = {pool.name: pool.occupancy for one in sources for pool in one.usage if pool.occupancy}
-        metrics.pool_size.replace({(name,): float(use.size) for name, use in full.items()})
+        full = [(pool.name, pool.occupancy) for one in sources for pool in one.usage if pool.occupancy]
+        metrics.pool_size.replace({(name,): float(use.size) for name, use in full})
         metrics.pool_limit.set(LIMIT)
-        for name, use in full.items():
+        for name, use in full:  # two stores may have a pool of one name
             if not use.free:
                 message = f"pool {name} is exhausted: all its {use.size} addresses are leased"
                 self._teller.once(name, events.EXHAUSTED, message)

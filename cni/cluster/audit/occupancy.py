@@ -87,7 +87,7 @@ def uses(
     found = []
     for name, family in sorted({*values, *firsts}):
         leased = sorted(values.get((name, family), ()))
-        first = leased[0] if leased else firsts[name, family]
+        first = firsts[name, family] if (name, family) in firsts else leased[0]
         full = None
         with suppress(ValueError):  # the name has no range
             if spans := spans_of(range_of(name, family, first), ranges[name]):

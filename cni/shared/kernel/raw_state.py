@@ -31,7 +31,7 @@ NEWADDR, NEWROUTE, DELROUTE, NEWNEIGH = 20, 24, 25, 28
 _GETQDISC, _GETNEIGHTBL = 38, 66
 
 _AF_SPEC = 26
-_INET6_TOKEN = 7
+_INET_CONF, _INET6_CONF, _INET6_TOKEN = 1, 2, 7
 
 # attributes of a link that can be set: TXQLEN, GROUP, BROADCAST, LINKMODE, PROTO_DOWN
 SETTINGS = (13, 27, 2, 17, 39)
@@ -72,14 +72,16 @@ _ECHO = 0x8  # without this flag only listeners get the kernel's answer (nlmsg_n
 
 
 class Raw:
-    """A link in an RTM_NEWLINK message. `flags` has the IFF_* bits, `attributes` the payloads by type. `token` is the
-    SLAAC token, 16 bytes or b""."""
+    """A link in an RTM_NEWLINK message. `flags` has the IFF_* bits, `attributes` the payloads by type. `inet` and `inet6`
+    are its sysctls, arrays of 32-bit numbers (b"" without the family). `token` is the SLAAC token, 16 bytes or b""."""
 
     def __init__(self, body: bytes) -> None:
         self.flags = IFINFO.unpack_from(body)[3]
         self.attributes = unpack_attributes(body, IFINFO.size)
         families = unpack_attributes(self.attributes.get(_AF_SPEC, b""))
         inet6 = unpack_attributes(families.get(AF_INET6, b""))
+        self.inet = unpack_attributes(families.get(AF_INET, b"")).get(_INET_CONF, b"")
+        self.inet6 = inet6.get(_INET6_CONF, b"")
         self.token = inet6.get(_INET6_TOKEN, b"").strip(b"\0") and inet6[_INET6_TOKEN]
 
 

@@ -54,7 +54,7 @@ class EtcdClient(http.Client):
     `tls` has the paths of the authority's certificate, the client's certificate and the client's key; "" if not set.
     """
 
-    attempt_seconds = 3.0  # elections take one or two
+    attempt_seconds = handshake_seconds = 3.0  # elections take one or two
 
     def __init__(
         self, endpoints: list[ServerAddress], tls: tuple[str, str, str], user: str, password: str, seconds: float

@@ -206,9 +206,11 @@ class Database:
 
     def _set_aside(self) -> str:
         self._disconnect()
-        number = 1
-        while os.path.lexists(aside := f"{self.path}.damaged-{number}"):
+        directory, _, name = self.path.rpartition("/")
+        number, names = 1, os.listdir(directory)
+        while f"{name}.damaged-{number}" in names:
             number += 1
+        aside = f"{self.path}.damaged-{number}"
         os.rename(self.path, aside)
         try:  # a kill between the two renames leaves the journal; SQLite removes a journal beside an empty file
             os.rename(f"{self.path}-journal", f"{aside}-journal")

@@ -8,7 +8,7 @@ parameters to those of the other namespace.
 In the record the state has these members:
 
     alias, altnames, mtu, up    decoded
-    kernel                      the rest, as the kernel shows it (cni.shared.kernel.raw_state, link_sysctls)
+    kernel                      the rest, as the kernel shows it (cni.shared.kernel.raw_state)
     addresses, routes           also decoded, for an older version after a downgrade
 """
 
@@ -21,10 +21,10 @@ from socket import AF_INET, AF_INET6
 from typing import Any
 
 from cni.link.plugins.host_device import devices
-from cni.shared.kernel import addresses, link_sysctls, node_routes, raw_state, rdma_sysfs, routes
+from cni.shared.kernel import addresses, files, node_routes, raw_state, rdma_sysfs, routes
 from cni.shared.kernel.addresses import Address
 from cni.shared.kernel.links import Link, Rtnl
-from cni.shared.kernel.netlink import APPEND, CREATE, KernelError
+from cni.shared.kernel.netlink import APPEND, CREATE, KernelError, number_of
 from cni.shared.kernel.routes import KernelRoute
 from cni.shared.log import Log
 from cni.shared.records import Records
@@ -34,6 +34,16 @@ _AUTOMATIC = (routes.KERNEL_PROTOCOL, routes.RA_PROTOCOL)
 _OF_THE_KERNEL = ("01:00:5e:00:00:01", "33:33:00:00:00:01", "33:33:00:00:00:02", "33:33:00:00:00:6a", "33:33:ff:")
 _SHOWN = 4
 _FAMILIES: dict[int, str] = {AF_INET: "ipv4", AF_INET6: "ipv6"}
+_STABLE = "net/ipv6/conf/{}/stable_secret"
+UNLISTED = {  # parameters that rtnetlink does not show, with the default of the kernel
+    "net/ipv6/conf/{}/regen_min_advance": "2",
+    "net/ipv6/conf/{}/ra_honor_pio_life": "0",
+    "net/ipv6/conf/{}/ra_honor_pio_pflag": "0",
+    "net/mpls/conf/{}/input": "0",
+    _STABLE: "",
+}
+_ADDR_GEN_MODE = slice(47 * 4, 48 * 4)  # DEVCONF_ADDR_GEN_MODE
+_BY_SECRET = (2, 3)  # IN6_ADDR_GEN_MODE_STABLE_PRIVACY and IN6_ADDR_GEN_MODE_RANDOM
 
 
 def look(
@@ -51,8 +61,8 @@ def look(
             return {}, tied
         bodies = raw_state.of_link(every, device.index)
         state, lost = _state(device, bodies, every, host), _lost(device, others, host)
-    except OSError as fault:
-        if fault.errno not in (errno.ENODEV, errno.ENOENT):
+    except KernelError as fault:
+        if fault.errno != errno.ENODEV:
             raise
         raise TryAgainLater(
             f'device "{device.name}" is gone from the host: another attachment may have taken it; retry', str(fault)
@@ -118,13 +128,30 @@ def _state(device: Link, bodies: list[bytes], every: Sequence[bytes], host: Rtnl
             "read": int(time.monotonic()),
             "flags": raw.flags & raw_state.SETTABLE_FLAGS,
             "link": {str(kind): found[kind].hex() for kind in (*raw_state.SETTINGS, *raw_state.SIZES) if kind in found},
+            "inet": raw.inet.hex(),
+            "inet6": raw.inet6.hex(),
             "token": raw.token.hex(),
-            "sysctls": link_sysctls.read(device.name),
+            "parameters": _unlisted(device.name, raw.inet6),
             "neighbours": raw_state.neighbours(host, device.index),
             "addresses": [address.body.hex() for address in held],
             "routes": [route.document for route in kept],
         },
     }
+
+
+def _unlisted(link: str, inet6: bytes) -> dict[str, str]:
+    """The parameters in UNLISTED that differ from the kernel's default. The thread must be in the link's namespace."""
+    found = {}
+    has_secret = number_of(inet6[_ADDR_GEN_MODE]) in _BY_SECRET
+    for path, default in UNLISTED.items():
+        if path != _STABLE or has_secret:
+            try:
+                value = files.read_sysctl(path.format(link))
+            except OSError:
+                continue  # this kernel has no such parameter
+            if value != default:
+                found[path] = value
+    return found
 
 
 def _lost(device: Link, others: list[bytes], host: Rtnl) -> list[str]:

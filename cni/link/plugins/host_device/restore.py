@@ -91,9 +91,6 @@ def _restore_state(former: dict[str, Any], link: Link, host: Rtnl, log: Log) -> 
         lasting, passing = Restoration(former, link, host).run()
     except KernelError as fault:  # the device has left the host again
         lasting, passing = [f"all of it: {fault}"], []
-    saved = former.get("kernel")
-    if saved and "sysctls" not in saved:
-        lasting.append("its sysctls, which a build before this version has recorded in another form")
     if lasting:
         log.warning(
             f'device "{former["name"]}" is on the host again, but without this part of its state: {_said(lasting)}'
@@ -264,8 +261,12 @@ class Restoration:
         return self.host.request, NEWLINK, ifinfo(self.index) + attributes
 
     def _parameters(self) -> Iterator[Step]:
-        with Namespace("", self.host.namespace()) as home, home.entered():
-            yield from link_sysctls.due(self.name, self.saved.get("sysctls", {}))
+        saved, now = self.saved, self._now()
+        inet, inet6 = bytes.fromhex(saved["inet"]), bytes.fromhex(saved["inet6"])
+        if (inet, inet6) != (now.inet, now.inet6) or saved["parameters"]:
+            with Namespace("", self.host.namespace()) as home, home.entered():
+                arrays = {"ipv4": (inet, now.inet), "ipv6": (inet6, now.inet6)}
+                yield from link_sysctls.due(self.name, arrays, saved["parameters"])
 
     def _flags(self) -> Iterator[Step]:
         wanted = self.saved["flags"]

@@ -185,8 +185,8 @@ def survey(
     try:
         facts.exists = sysfs.is_pci(config.pci)
         facts.is_physical = sysfs.is_physical_function(config.pci)
-        facts.driver = sysfs.driver_of_pci(config.pci)
         if not facts.exists or facts.is_physical:
+            facts.driver = sysfs.driver_of_pci(config.pci)
             return facts
         every = devices.recorded(request.attachment, records, config.pci)
         found = ((a, record) for a, record in every if record["link"]["pci"] == config.pci)
@@ -194,6 +194,9 @@ def survey(
         if not facts.holder:
             records.refuse_newer(config.pci)
             facts.holder = go_cache.holder(config.pci)
+        facts.driver = sysfs.driver_of_pci(
+            config.pci
+        )  # a holder whose sandbox is gone may have returned the VF just now
         facts.function = vf.find(config.pci, host)
         links = host.links()
         facts.device = devices.find(links, "pci", config.pci)
