@@ -230,6 +230,7 @@ def test_pools_are_measured_and_told_of_when_they_are_full(rig: Rig) -> None:
     many = {str(n): {"id": "c" * 200, "podref": "team/live", "ifname": IFNAME} for n in range(1, 5200)}
     rig.server.put(POOLS, "kube-system", "10.1.0.0-16", {"range": "10.1.0.0/16", "allocations": many})
     rig.server.add_pod("team", "live", node="n2")
+    rig.hold("addresslease", 9, owner("c9", "team/live", node="n2"))  # a pool of the same name in the other store
     agent = rig.agent("n1")
     assert until(lambda: len(rig.events()) == 1, 20), agent.log
     told = {reason: (about, message) for reason, about, message in rig.events()}
