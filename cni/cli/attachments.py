@@ -54,7 +54,7 @@ def _run(options: argparse.Namespace) -> None:
         netns = one["netns"] + ("" if one["alive"] else " (gone)")
         if one["pending"]:
             netns = f"release pending in {one['pending']}"
-        addresses = ", ".join(map(str, one["addresses"]))
+        addresses = ", ".join(map(str, one["addresses"] or ()))
         rows.append((one["network"], one["ifname"], one["pod"], addresses, netns, one["containerID"][:12]))
     empty = f"no attachment{told(options)} in {options.state_dir}"
     output.show_table(options.output, attachments, COLUMNS, rows, "containerID", empty=empty, least=LEAST)

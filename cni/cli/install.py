@@ -48,7 +48,7 @@ def register(commands: subcommand.Commands) -> None:
 
 
 def _plugins(text: str) -> tuple[str, ...]:
-    names = tuple(text.split(","))
+    names = tuple(dict.fromkeys(text.split(",")))  # a name taken twice would be kept over its foreign file
     if unknown := [name for name in names if name not in PLAIN]:
         raise argparse.ArgumentTypeError(f'"{",".join(unknown)}": want some of {",".join(PLAIN)}')
     return names

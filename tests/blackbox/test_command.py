@@ -259,7 +259,7 @@ def test_gc_deletes_what_lost_its_namespace_and_names_the_rest_to_the_plugins(re
     ok(recorded.run("attach", "--container-id", "stale", "-i", "net1"))
     (cached,) = recorded.results.iterdir()
     entry = json.loads(cached.read_text())
-    alive = {**entry, "containerId": "alive", "netns": "/proc/self/ns/net"}
+    alive = {**entry, "containerId": "alive", "netns": "/proc/self/ns/net", "result": {"interfaces": [None]}}
     (recorded.results / "rec-alive-net1").write_text(json.dumps(alive))
     multus = recorded.folder / "cache" / "multus" / "results"
     multus.mkdir(parents=True)

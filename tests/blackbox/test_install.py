@@ -157,6 +157,20 @@ def test_by_default_only_the_prefixed_names_are_added_and_uninstall_leaves_no_tr
     assert listing(plugins) == before
 
 
+def test_a_copy_for_a_plain_name_is_never_a_link(plugins: Path, tmp_path: Path) -> None:
+    """Go's installer writes through it."""
+    bundle = make_bundle(tmp_path / "linked", "A")
+    programs = Path(bundle.top, "bin")
+    programs.rename(programs.with_name("programs"))
+    programs.symlink_to("programs")
+    (programs / "macvlan").rename(programs / "macvlan-1")
+    (programs / "macvlan").symlink_to("macvlan-1")
+    install(plugins, content.bundle(bundle.top))
+    plain = plugins / BUNDLE / "current/plain"
+    assert not plain.is_symlink() and not (plain / "macvlan").is_symlink()
+    assert said(plain / "macvlan") == "AA"
+
+
 def test_what_replace_takes_comes_back(plugins: Path, bundles: Bundles) -> None:
     (plugins / "host-device").unlink()
     (plugins / "whereabouts").unlink()
@@ -664,7 +678,7 @@ def test_of_the_plain_names_those_are_taken_that_are_asked_for(
         with pytest.raises(SystemExit):
             run("install", *wrong, "--to", plugins)
         assert told in capfd.readouterr().err
-    assert run("install", "--replace", "--plugins", "macvlan,whereabouts", "--to", plugins) == 0
+    assert run("install", "--replace", "--plugins", "macvlan,whereabouts,macvlan", "--to", plugins) == 0
     assert "kept, to be put back by uninstall: macvlan, whereabouts\n" in capfd.readouterr().out
     assert {name for name in PLAIN if (plugins / name).is_symlink()} == {"macvlan", "whereabouts"}
     assert run("status", "--to", plugins) == 0

@@ -73,13 +73,15 @@ def checkout(top: str) -> Content:
     for directory in (PROGRAMS, SCRIPTS):
         found = tree(f"{top}/{directory}").items()
         own = {f"{directory}/{path}": source for path, source in found if path in PLAIN or path.startswith("modules.")}
-        sources |= {directory: f"{top}/{directory}", **own}
+        sources |= {directory: os.path.realpath(f"{top}/{directory}"), **own}
     return Content(top, VERSION, sources | _copies(top), interpreter)
 
 
 def _copies(top: str) -> dict[str, str]:
-    """Map the path of plain/, and of each plugin's copy there, to the directory or file from which it is copied."""
-    return {COPIES: f"{top}/{PROGRAMS}", **{f"{COPIES}/{name}": f"{top}/{PROGRAMS}/{name}" for name in PLAIN}}
+    """Map the path of plain/, and of each plugin's copy there, to the directory or file from which it is copied. A copy
+    is never a link, since Go's installer writes into it."""
+    programs = os.path.realpath(f"{top}/{PROGRAMS}")
+    return {COPIES: programs, **{f"{COPIES}/{name}": os.path.realpath(f"{programs}/{name}") for name in PLAIN}}
 
 
 def tree(top: str) -> dict[str, str]:

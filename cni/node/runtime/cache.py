@@ -126,8 +126,10 @@ def worded(action: str) -> Iterator[None]:
 
 def _entry(document: dict[str, Any]) -> CachedResult:
     result = document.get("result")
-    of_interfaces = [one.get("sandbox") for one in (result or {}).get("interfaces") or []]
-    netns = document.get("netns") or next(filter(None, of_interfaces), "")  # libcni before 1.2 writes no netns
+    netns = document.get("netns")
+    if not netns:  # libcni before 1.2 writes none
+        of_interfaces = [one.get("sandbox") for one in (result or {}).get("interfaces") or []]
+        netns = next(filter(None, of_interfaces), "")
     parameters = Parameters(
         container_id=str(document["containerId"]),
         netns=str(netns),
