@@ -171,9 +171,9 @@ class _Attempts:
     def _lost_to_others(self, wants: Sequence[Want], planned: rules.ClaimPlan, taken: Sequence[Want]) -> list[Want]:
         """The addresses in `taken` that `planned` would keep, but that another owner now holds.
 
-        An address that the owner or its pod now holds is left out: the request of a killed call leased it after the
-        survey, and the next plan keeps it. Raises TryAgainLater when another owner holds a requested address,
-        SharedLease when another attachment of the network holds a static address.
+        An address that the owner or its pod now holds is left out. Such an address was leased after the survey by a
+        late request of a killed call, and the next plan keeps it. Raises TryAgainLater when another owner holds a
+        requested address, SharedLease when another attachment of the network holds a static address.
         """
         owner, known, lost = self._owner, {lease.key() for lease in planned.given_up}, []
         for need, want, kept in zip(self.needs, wants, planned.chosen, strict=True):

@@ -55,7 +55,8 @@ Member: TypeAlias = "list[Any]"
 
 
 def attachment_of(group: str, container_id: str) -> Attachment:
-    """The attachment with a container's leases on all rails of `group`. No link can have its network and ifname."""
+    """The attachment with a container's leases on all rails of `group`. Its network and ifname are such as no real
+    attachment can have."""
     return Attachment(f"{GROUP}{group}", container_id, f"rails of {group}")
 
 

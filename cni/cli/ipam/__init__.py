@@ -217,8 +217,8 @@ def _drop(options: argparse.Namespace) -> int:
 
 
 def _pool(text: str) -> str:
-    """Convert `text` to a pool's name: it is the name, or the CIDR of a network without network_name. Raises ValueError
-    for other text."""
+    """The name of the pool that `text` means: a pool's name, or the CIDR of a range of networks without network_name.
+    Raises ValueError for other text."""
     if "/" in text:
         parse_cidr(text)
     elif not text or text.strip() != text:

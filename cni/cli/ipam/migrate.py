@@ -362,8 +362,8 @@ class _Migration:
             self._copied = {key: lease for key, lease in self._copied.items() if key in there}
 
     def _switch_records(self, leases: list[Lease]) -> int:
-        """Let a record of this node name the target as its store, instead of the source, if its attachment has one of
-        `leases` or uses a closed pool. Return the number of changed records."""
+        """In each record of this node whose attachment has one of `leases`, or a pool closed to claims, replace the
+        source by the target as the record's store. Return the number of changed records."""
         source_ref = self._source.store_ref
         moved = {lease.attachment.key() for lease in leases}
         closed = self._pools.closed() if self._pools else set()

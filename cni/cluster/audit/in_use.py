@@ -106,10 +106,10 @@ def _sees_the_node(below: Callable[[str], str]) -> bool:
 def _tells(path: str, sees_all: bool, is_chosen: bool) -> bool:
     """Whether the lack of a namespace at `path` proves that the namespace is gone.
 
-    The folder of `path` must be a directory. In a container, the folder must be a mount or be named by the user
-    (`is_chosen`), since the image may have a folder of this name. A plain file at `path` is a mount point
-    without a mount. It proves the end of the namespace only if this process sees the node's mounts: outside of
-    containers (`sees_all`), or by mount propagation.
+    It proves this only if the folder of `path` exists. In a container, the folder must also be a mount or be named by
+    the user (`is_chosen`), since the image may have a folder of this name. A plain file at `path` is a mount point
+    without a mount. The file proves the end of the namespace only if this process sees the node's mounts: because it
+    runs outside of containers (`sees_all`), or because mounts are propagated into its container.
     """
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):

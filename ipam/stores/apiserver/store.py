@@ -92,8 +92,8 @@ class ObjectStore(ServedStore):
         raise NotImplementedError
 
     def _obstacles(self, wants: Sequence[Want], instead_of: Sequence[Lease]) -> list[Want]:
-        """All addresses that prevented a failed claim (served.conflicts), read after the claim was undone; [] if
-        `_make` has returned all of them."""
+        """The addresses that prevented a failed claim, read after the claim was undone (served.conflicts); [] in a store
+        whose `_make` has already returned them."""
         raise NotImplementedError
 
 

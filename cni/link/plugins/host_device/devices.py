@@ -57,9 +57,10 @@ def is_same(remembered: dict[str, Any], link: Link) -> bool:
     are distinguished by the permanent MAC, the mark (the alias that a device has in a sandbox), or the index, since a VF's
     permanent MAC may change to the MAC that was set (igbvf_reset, drivers/net/ethernet/intel/igbvf).
 
-    A virtual device has no parent and no permanent MAC. It has three signs: its MAC, the mark, and a lower link or peer
-    outside of the sandbox. A link with the remembered index must match in one sign, any other link in two, since a move
-    keeps the index if it is free. A tunnel has no MAC: it needs the mark, or its index and its name on the host.
+    A virtual device has no parent and no permanent MAC. It has three signs: its MAC, the mark, and a lower link or
+    peer outside of the sandbox. A link with the remembered index must match in one sign, because a move keeps the
+    index if the index is free; any other link must match in two. A tunnel has no MAC: it needs the mark, or its
+    index and its name on the host.
     """
     if link.kind != remembered["kind"]:
         return False
