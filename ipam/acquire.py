@@ -200,7 +200,7 @@ class _Attempts:
 
 
 class AddTerms:
-    """The inputs and the state of an ADD's claim, besides store, needs and owner. The caller holds the record's lock.
+    """The inputs and the state of an ADD's claim. The caller holds the lock of the attachment's record.
 
     `of_group`: members that only the record of a rail group has. `shared`: the needs whose static address is leased to
     another attachment. `open`: the addresses of an earlier claim that the server may still execute; `is_unsure`:

@@ -246,7 +246,7 @@ class Node:
         self.run(["sh", "-ec", "cp -a /etc /run/etc; mount --bind /run/etc /etc"]).check_returncode()
 
     def reboot(self, boot: str = "11111111-2222-3333-4444-555555555555") -> None:
-        """From now on the kernel has started anew for who asks for its boot_id."""
+        """Let calls from now on read another boot_id, as after a reboot."""
         self.path("/run/boot").write_text(boot)
         self.run(["mount", "--bind", "/run/boot", "/proc/sys/kernel/random/boot_id"]).check_returncode()
 

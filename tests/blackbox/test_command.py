@@ -221,7 +221,7 @@ def test_check_passes_the_cached_result_in_the_networks_version(recorded: Record
     assert recorded.order == ["a CHECK", "b CHECK"]
     older = {**newer, "cniVersion": "0.4.0", "ips": [{**newer["ips"][0], "version": "4"}], "dns": {}}
     assert recorded.calls[0]["config"]["prevResult"] == older
-    recorded.plan({"a CHECK": {"answer": {"code": 100, "msg": "differs"}, "exit": 1}})  # what the plugin finds is told
+    recorded.plan({"a CHECK": {"answer": {"code": 100, "msg": "differs"}, "exit": 1}})  # the command must print this
     assert "a CHECK failed with code 100: differs" in failed(recorded.run("check"))
     assert recorded.order == ["a CHECK"]
 

@@ -67,7 +67,7 @@ ADVICE: dict[str, tuple[list[tuple[str, Sequence[tuple[str, str]]]], list[tuple[
         ["here they differ: 3 of mlx5_0, 1 of mlx5_1"]),
     "on a NIC that pods share the range is the pod's address": (
         [("net1", SHARED_NIC)], [ONE], OF_ONE | {"NCCL_IB_ADDR_RANGE": "192.168.1.5/32"}, [""]),
-    "IPv6 addresses alone are told with their family": ([("net1", OWN_SIX)], [("net1", "fd00::5")], OF_ONE | SIX, [""]),
+    "a pod with IPv6 addresses alone gets their family": ([("net1", OWN_SIX)], [("net1", "fd00::5")], OF_ONE | SIX, [""]),
     "NCCL stays with an entry of RoCE v2 at index 0": (
         [("net1", (("fe80::2", V2), ("fd00::6", V2)))], [("net1", "fd00::6")],
         OF_ONE | {"NCCL_IB_GID_INDEX": "1"}, [""]),

@@ -33,8 +33,8 @@ Leases = list[Lease]
 # what is needed, the own leases, those of the pod's former sandbox; the addresses that are chosen, None for a new one, what
 # is given up for them, and whether nothing needs to be claimed
 PLANS: dict[str, tuple[list[Need], Leases, Leases, list[int | None], Leases, bool]] = {
-    "who has nothing gets new addresses": (BOTH, [], [], [None, None], [], False),
-    "who has all of it keeps it": (BOTH, OWN, [], [FIVE, SIX], OWN, True),
+    "an attachment without leases gets new addresses": (BOTH, [], [], [None, None], [], False),
+    "an attachment with all leases keeps them": (BOTH, OWN, [], [FIVE, SIX], OWN, True),
     "the range no longer gives the address": ([NARROWED], OWN[:1], [], [None], OWN[:1], False),
     "a range was taken out": ([need()], OWN, [], [FIVE], OWN, False),
     "a range was added": ([need(OTHER), need()], OWN[:1], [], [None, FIVE], OWN[:1], False),

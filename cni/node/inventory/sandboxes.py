@@ -145,7 +145,7 @@ def _cached(cache: str) -> Iterator[tuple[str, str]]:
 
 
 def is_denied(fault: object) -> bool:
-    """Whether `fault`, an error or its text, shows that this user, who is not root, lacks a right."""
+    """Whether `fault`, an error or its text, shows that a right is missing because the user is not root."""
     return os.geteuid() != 0 and any(os.strerror(number) in str(fault) for number in (errno.EACCES, errno.EPERM))
 
 
