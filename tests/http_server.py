@@ -24,6 +24,7 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     headers: Headers  # type: ignore[assignment]
+    raw_requestline: bytes  # as the standard library reads it
 
     def parse_request(self) -> bool:
         """Read the request line and the headers; the standard library reads them by its parser of e-mail, which takes longer

@@ -43,10 +43,10 @@ def prepare(top: Path, own_libraries: bool = False) -> None:
         if own_libraries:
             loader = ""
             for line in subprocess.run(["ldd", plugin], capture_output=True, text=True).stdout.splitlines():
-                path = Path(line.partition(" (")[0].rpartition(" => ")[2].strip())
-                if path.is_absolute():
-                    shutil.copy(path, private / path.name)
-                    loader = path.name if path.name.startswith("ld-") else loader
+                library = Path(line.partition(" (")[0].rpartition(" => ")[2].strip())
+                if library.is_absolute():
+                    shutil.copy(library, private / library.name)
+                    loader = library.name if library.name.startswith("ld-") else loader
             command = f"{_PRIVATE}/{loader} --library-path {_PRIVATE} {_PRIVATE}/{plugin.name}"
             script = plugins / plugin.name
             script.write_text(f'#!/bin/sh\nexec {command if loader else f"{_PRIVATE}/{plugin.name}"} "$@"\n')

@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 
 from cni.cli import cluster as command
+from cni.cli import kubectl
 from cni.cli.main import main
 from ipam.stores.ippool import locks
 from tests import tools
@@ -33,6 +34,7 @@ from tests.docs import cluster as docs
 from tests.docs.kubelet import creating, status_of
 from tests.each import quick
 from tests.node import BIN, railcni, until
+from tests.stores.kubernetes_api import Refusal
 
 pytestmark = [
     pytest.mark.skipif(tools.kubectl_version() < (1, 31), reason="needs kubectl 1.31 or newer: `.ci/helm` gets it"),
@@ -139,7 +141,7 @@ class Server(docs.Cluster):
         if not verb:
             return super()._answer(method, target, headers, body)
         message = f'forbidden: User "a" cannot {verb[0]} resource "{verb[1]}" in API group "" in the namespace "n"'
-        return 403, docs.Refusal(403, "Forbidden", message).document
+        return 403, Refusal(403, "Forbidden", message).document
 
     def _is_forbidden(self, method: str, target: str) -> tuple[str, str] | None:
         found = re.search(r"/(pods|nodes|leases|resourceclaims)(?:/[^/?]+)?(/log|/exec)?(?:\?|$)", target)
@@ -389,7 +391,7 @@ def test_reclaim_in_a_container_of_the_node_believes_the_agent_and_not_what_it_s
 def test_an_agent_that_never_answers_is_told_after_a_while(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command.kubectl, "SECONDS", 2.0)
+    monkeypatch.setattr(kubectl, "SECONDS", 2.0)
     cluster.nodes.answers = ["sleep", "30"]
     assert cluster.here(monkeypatch, "status", "--output=json") == 1
     assert json.loads(capsys.readouterr().out)[0]["faults"] == ["its agent does not answer in 2 s: is the node ready?"]

@@ -172,7 +172,8 @@ FAULTS: dict[str, tuple[set[str], set[str], str]] = {
 
 @pytest.mark.parametrize("fault", quick(FAULTS, "another MTU", "the plugin fails"))
 def test_each_fault_between_two_nodes_is_a_row_with_a_remedy_and_nothing_is_left(nodes: Cluster, fault: str) -> None:
-    nodes.nodes.fault = fault  # type: ignore[assignment]
+    kubelets: Any = nodes.nodes
+    kubelets.fault = fault
     failing, skipped, said = FAULTS[fault]
     short = ["--timeout=3"] if failing & {"attached", "released"} else ["--timeout=30"]
     code, told, errors = nodes("test", "railcni/net", *short)

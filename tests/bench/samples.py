@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 
@@ -72,7 +73,7 @@ class Results:
 
     def sides(self) -> list[str]:
         """All that anything was measured of, or that was counted."""
-        return list(dict.fromkeys(s for found in (*self.samples.values(), *self.figures.values()) for s in found))
+        return list(dict.fromkeys([*chain(*self.samples.values()), *chain(*self.figures.values())]))
 
     def times(self, operation: Operation, side: str) -> list[float]:
         """Milliseconds of each call; [] when there was none."""

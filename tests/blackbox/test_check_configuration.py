@@ -17,6 +17,7 @@ from cni.link.plugins.sriov import plugin as sriov
 from cni.link.plugins.sriov import vf as sriov_vf
 from cni.shared import rail
 from cni.shared.config import Fault
+from cni.shared.kernel import sandbox as sandboxes
 from cni.shared.kernel import sysfs
 from cni.shared.spec.errors import AttachmentDiffers
 from cni.shared.spec.request import Request, parse
@@ -83,7 +84,7 @@ def pf_sets(key: str, value: Any, now: Any, **more: Any) -> Case:
 
     def compare(patch: pytest.MonkeyPatch) -> None:
         state = {**test_sriov_plan.STATE, **({"vlan": 100} if "vlan" in more else {})}
-        function = sriov_vf.VirtualFunction(test_sriov_plan.link(name="ens1f0"), 3, state)
+        function = sriov_vf.VirtualFunction(test_host_device_plan.link(name="ens1f0"), 3, state)
         patch.setattr(sriov_vf, "find", lambda pci, host: function)
         plan = test_sriov_plan.planned(test_sriov_plan.facts())
         config, faults = test_sriov_plan.read(**more, **{key: value})
@@ -136,7 +137,7 @@ def differs(patch: pytest.MonkeyPatch, config: dict[str, Any], words: str) -> No
         def read(self, *_: Any) -> dict[str, Any]:
             return {"device": "mlx5_0", "index": 1, "parent": PCI}
 
-    patch.setattr(rdma.sandboxes, "opened", opened)
+    patch.setattr(sandboxes, "opened", opened)
     patch.setattr(rdma, "_exclusive", lambda kind: None)
     environ = {
         "CNI_COMMAND": "CHECK",

@@ -58,13 +58,12 @@ class Site:
         self.client.create(Namespace.from_dict({"metadata": {"name": self.namespace}}))
 
     def close(self) -> None:
-        for kind in (Pod, IPPool, OverlappingRangeIPReservation):
+        kinds: list[Any] = [Pod, IPPool, OverlappingRangeIPReservation]
+        for kind in kinds:
             for found in list(self.client.list(kind)):
-                assert found.metadata and found.metadata.name
-                self.client.delete(kind, found.metadata.name, **({"grace_period": 0} if kind is Pod else {}))  # type: ignore[type-var]
+                self.client.delete(kind, found.metadata.name, **({"grace_period": 0} if kind is Pod else {}))
         self.client.delete(Namespace, self.namespace)
         self.client.close()
-        self.cluster.close()
 
     def network(self) -> None:
         ipam = {"type": "whereabouts", "range": f"{SUBNET}.0/24", "cooldown_seconds": 600}

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,6 @@ from typing import Any
 import pytest
 
 from cni.cli import attachments
-from cni.cli import main as command
 from cni.cli.terminal import jsonpath
 from cni.shared.spec.errors import InvalidConfig
 from tests.blackbox.command import run_any as run
@@ -100,7 +100,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
             raise KeyboardInterrupt
         steps.pop(0)()
 
-    monkeypatch.setattr(command.time, "sleep", pause)
+    monkeypatch.setattr(time, "sleep", pause)
     return steps
 
 

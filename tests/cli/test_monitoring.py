@@ -10,9 +10,8 @@ import pytest
 import yaml
 
 from cni.node.service.metrics import Family, Metrics
-from tests.cli.test_chart import kustomized, needs_kubectl
 from tests.node import ROOT
-from tests.tools import needs, run
+from tests.tools import kustomized, needs, needs_kubectl, run
 
 FOLDER = ROOT / "conf/kubernetes/monitoring"
 SPEC: dict[str, Any] = yaml.safe_load((FOLDER / "prometheusrule.yaml").read_text())["spec"]

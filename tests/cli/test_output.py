@@ -18,6 +18,7 @@ from cni.cli.rails import command as rails
 from cni.cli.terminal.output import Form, print_data, print_table, write_file
 from cni.node.runtime.executables import PluginFailed
 from cni.shared.spec.errors import IoFailure
+from ipam import local
 
 ADDRESS, TIME = "192.168.111.100", "2026-01-02T03:04:05Z"
 IPV6 = "fd00:1234:5678:9abc::64"
@@ -101,7 +102,7 @@ def test_a_lease_keeps_its_pod_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(ipam, "_read", lambda options, pool: ([], [SimpleNamespace(leases=[lease], unread=[])]))
     monkeypatch.setattr(ipam, "document", lambda lease: lease)
     monkeypatch.setattr(ipam.stores, "told", lambda choices: "")
-    monkeypatch.setattr(ipam.local, "avoided", lambda state: [])
+    monkeypatch.setattr(local, "avoided", lambda state: [])
     monkeypatch.setattr(sys, "stdout", out := Terminal())
     monkeypatch.setattr(sys, "argv", ["railcni", "ipam", "leases"])
     monkeypatch.setenv("COLUMNS", "80")

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cni.cli import support
+from cni.cli.doctor import report
 from cni.cli.main import main
 from cni.cli.support import Part, cleaned
 from cni.cli.terminal import output
@@ -179,7 +180,7 @@ def check_index(inside: dict[str, str], said: str) -> None:
 def test_a_node_without_anything_still_has_a_bundle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(support.report, "examine", lambda _: 1 / 0)
+    monkeypatch.setattr(report, "examine", lambda _: 1 / 0)
     monkeypatch.setattr(support, "NET_DIRECTORY", f"{tmp_path}/none")
     monkeypatch.setattr(support, "STATE", f"{tmp_path}/none")
     target = tmp_path / "bundle.tar.gz"

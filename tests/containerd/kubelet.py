@@ -16,7 +16,6 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +78,9 @@ class Kubelet:
         self._process: subprocess.Popen[bytes] | None = None
         # The API server has `exec` and `logs` here, at the port that kubelet has in the node.
         there = self._runtime.node
-        connect = partial(there._there.call_in, there.host.path, socket.create_connection)
-        self._proxy = Proxy(0, connect=connect)
+        self._proxy = Proxy(
+            0, connect=lambda target: there._there.call_in(there.host.path, socket.create_connection, target)
+        )
         self._proxy.target = ("127.0.0.1", self._proxy.port)
 
     def __enter__(self) -> Kubelet:

@@ -12,7 +12,7 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tests import node as nodes
 from tests.device_plugin.kubelet import SECONDS, Kubelet
@@ -95,7 +95,7 @@ class Scene:
         self.url = ""  # of the plugin's probes
         self._said = threading.Condition()
 
-    def __enter__(self) -> Scene:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:

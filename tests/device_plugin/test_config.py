@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from cni.documents.diagnostic import ERROR
 from cni.resources.config import PERIOD, Config, read
@@ -165,11 +166,12 @@ def test_the_period_is_a_number_of_seconds(given: str, period: float) -> None:
 
 @pytest.mark.parametrize("kind", ["configList", "resourceList", "virtualFunctions"])
 def test_a_value_of_the_wrong_kind_has_a_remedy_whatever_key_it_is_of(kind: str) -> None:
-    model, inner, chosen = {
+    kinds: dict[str, tuple[type[BaseModel], str, type[BaseModel]]] = {
         "configList": (Shared, "selectors", SharedSelectors),
         "resourceList": (Exclusive, "selectors", ExclusiveSelectors),
         "virtualFunctions": (VfPolicy, "nicSelector", NicSelector),
-    }[kind]
+    }
+    model, inner, chosen = kinds[kind]
     wrong: list[Any] = ["text", {"resourceName": "a", "rdmaHcaMax": 1, "numVfs": 1}]
     wrong += [{key: 1.5} for key in model.model_fields] + [{inner: {key: 1.5}} for key in chosen.model_fields]
     for member in wrong:

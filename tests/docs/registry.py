@@ -45,9 +45,9 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(201, b"", **{"Docker-Content-Digest": digest})
         else:
             (digest,) = parse_qs(url.query)["digest"]
-            upload = FOLDER / "upload"
-            whole = (upload.read_bytes() if upload.exists() else b"") + body
-            upload.unlink(missing_ok=True)
+            held = FOLDER / "upload"
+            whole = (held.read_bytes() if held.exists() else b"") + body
+            held.unlink(missing_ok=True)
             if f"sha256:{hashlib.sha256(whole).hexdigest()}" != digest:
                 self.answer(400)
                 return

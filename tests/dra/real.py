@@ -14,10 +14,10 @@ from lightkube.core.exceptions import ApiError
 from lightkube.resources.core_v1 import Namespace
 from lightkube.resources.resource_v1 import DeviceClass, ResourceClaim, ResourceClaimTemplate, ResourceSlice
 
-from cni.resources.dra.slices import label as label_of
 from cni.resources.kubelet import dra_v1_pb2 as api
 from cni.resources.kubelet import plugin_registration_v1_pb2 as registration
 from cni.resources.kubelet import services
+from cni.resources.models import label as label_of
 from tests.blackbox.test_host_device import bus
 from tests.containerd.cluster import Cluster
 from tests.containerd.kubelet import Kubelet

@@ -7,17 +7,19 @@ from pathlib import Path
 import pytest
 
 from tests.hosts import cells
-from tests.hosts.judge import Cell, judge, parameters
+from tests.hosts.judge import judge, parameters
 
 
 @pytest.mark.parametrize("cell", parameters(cells.sample(cells.MACVLANS)))
-def test_a_master_and_its_host_are_as_they_were(cell: Cell, executables: Path, request: pytest.FixtureRequest) -> None:
+def test_a_master_and_its_host_are_as_they_were(
+    cell: cells.Cell, executables: Path, request: pytest.FixtureRequest
+) -> None:
     judge(cell, executables, request)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("cell", parameters(cells.every(cells.MACVLANS)))
 def test_every_master_and_its_host_are_as_they_were(
-    cell: Cell, executables: Path, request: pytest.FixtureRequest
+    cell: cells.Cell, executables: Path, request: pytest.FixtureRequest
 ) -> None:
     judge(cell, executables, request)

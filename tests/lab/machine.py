@@ -27,7 +27,7 @@ class Machine(Node):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end(self._started)
+        self.end(self._started)
         for path in (*Path("/run/netns").iterdir(), *Path("/run/wires").glob("*")):
             subprocess.run(["umount", path], capture_output=True)
             path.unlink()

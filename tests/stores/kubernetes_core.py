@@ -26,7 +26,7 @@ class Exists(Exception):
     """There is one of the name, or one of another version."""
 
 
-def annotations(status: str = "", static_uid: str = "", preferred: str = "") -> dict[str, str]:
+def pod_annotations(status: str = "", static_uid: str = "", preferred: str = "") -> dict[str, str]:
     """Of a pod: its network-status, the UID of the static pod whose mirror it is, the address that it would rather have."""
     found = {
         "k8s.v1.cni.cncf.io/network-status": status,
@@ -137,8 +137,8 @@ class Core:
         static_uid: str = "",
         preferred: str = "",
     ) -> str:
-        """The uid of a new pod; `status`, `static_uid` and `preferred` as `annotations` says."""
-        metadata = {"uid": str(uuid.uuid4()), "annotations": annotations(status, static_uid, preferred)}
+        """The uid of a new pod; `status`, `static_uid` and `preferred` as `pod_annotations` says."""
+        metadata = {"uid": str(uuid.uuid4()), "annotations": pod_annotations(status, static_uid, preferred)}
         document: dict[str, Any] = {
             "metadata": metadata,
             "spec": {"nodeName": node, "containers": []},

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.stores.kubernetes_api import Refusal
-from tests.stores.kubernetes_core import LEASES, Apply, Core, Exists, Missing, Place, Unfit, annotations
+from tests.stores.kubernetes_core import LEASES, Apply, Core, Exists, Missing, Place, Unfit, pod_annotations
 
 Send = Callable[..., tuple[int, Any]]
 _MERGE = "application/merge-patch+json"
@@ -43,7 +43,7 @@ class RealCore(Core):
         static_uid: str = "",
         preferred: str = "",
     ) -> str:
-        metadata = {"name": name, "annotations": annotations(status, static_uid, preferred)}
+        metadata = {"name": name, "annotations": pod_annotations(status, static_uid, preferred)}
         spec: dict[str, Any] = {"containers": [{"name": "c", "image": "none.invalid/none"}]}
         if node or static_uid:  # the server takes no static pod without a node
             spec["nodeName"] = node or "of-a-static-pod"

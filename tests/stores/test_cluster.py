@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ import pytest
 from cni.cluster.audit import cluster as clusters
 from cni.cluster.audit.cluster import Cluster, read_all
 from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
-from ipam.stores import apiserver
 from ipam.stores.apiserver import kubeconfig
 from ipam.stores.base import Unreachable
 from tests.stores.cluster_api import ClusterServer
@@ -105,7 +105,7 @@ def test_in_a_pod_the_service_account_is_used_and_its_namespace(
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(kubeconfig, "SERVICE_ACCOUNT", str(tmp_path))
     environ = {b"KUBERNETES_SERVICE_HOST": b"127.0.0.1", b"KUBERNETES_SERVICE_PORT": str(server.port).encode()}
-    monkeypatch.setattr(apiserver.os, "environb", environ)
+    monkeypatch.setattr(os, "environb", environ)
     one = connect()
     assert one.api.access.namespace == "networks"
     assert works(one)

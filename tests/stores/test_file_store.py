@@ -90,7 +90,7 @@ def test_a_warm_worker_keeps_open_the_files_that_were_used_last(
         base.lease_files.popitem()[1]._shut()
 
 
-@pytest.mark.parametrize("version", [database._MAGIC | database.FORMAT + 1, 7], ids=["newer", "of others"])
+@pytest.mark.parametrize("version", [database._MAGIC | schema.FORMAT + 1, 7], ids=["newer", "of others"])
 def test_a_file_that_a_warm_worker_has_open_and_then_refuses_is_not_left_locked(
     directory: Path, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:

@@ -21,6 +21,7 @@ import yaml
 
 from cni import VERSION as RAILCNI
 from cni.cluster.audit import cluster as clusters
+from cni.shared.kernel import files
 from cni.shared.records import Records
 from cni.shared.spec.errors import CniError, InvalidConfig, IoFailure, NotAvailable, TryAgainLater
 from cni.shared.spec.request import Attachment
@@ -179,7 +180,7 @@ def test_where_there_can_be_no_locks_the_log_says_so(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(locks, "DIRECTORY", "/proc/self/none")  # the kernel refuses to make it
-    monkeypatch.setattr(locks.files, "take_directory", refuse_read_only)
+    monkeypatch.setattr(files, "take_directory", refuse_read_only)
     assert cluster.call("ADD", pod="a") == ["10.0.0.1/24"]
     assert "the node's locks cannot be kept in /proc/self/none: Read-only file system" in capfd.readouterr().err
 

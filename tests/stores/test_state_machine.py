@@ -10,6 +10,8 @@ address is claimed again; and a pool has leases of one scope or of none, as it h
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -324,7 +326,7 @@ def test_a_store_does_what_a_dictionary_would(kind: Kind, times: int, monkeypatc
     if kind.unusable():
         pytest.skip(kind.unusable())
     monkeypatch.setattr(base, "time", Hurry)
-    machine = type(f"{kind.name}Machine", (StoreMachine,), {"kind": kind})
+    machine: Any = type(f"{kind.name}Machine", (StoreMachine,), {"kind": kind})
     case = machine.TestCase()
     case.settings = settings(
         max_examples=kind.examples * times,
