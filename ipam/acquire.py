@@ -113,7 +113,7 @@ class _Attempts:
         self.needs = self._search.needs
 
     def once(self) -> list[int] | Taken | Unknown:
-        """Make one attempt in the caller's session. Returns the addresses, or the answer Taken or Unknown."""
+        """Make one attempt in the caller's session. Returns the addresses, or the store's answer Taken or Unknown."""
         store, owner, terms, search = self._store, self._owner, self._terms, self._search
         found = store.survey(owner, search.windows(), self._new)
         planned = rules.plan(self._wanted, found.own, found.pods, owner, self._lost)
@@ -179,7 +179,7 @@ class _Attempts:
         for need, want, kept in zip(self.needs, wants, planned.chosen, strict=True):
             holder = self._store.holder(want) if want in taken and kept is not None else None
             if holder is None:
-                continue  # it is not lost, or free again
+                continue  # the address is not lost, or free again
             if holder.key() not in known:
                 ours = holder.attachment == owner.attachment
                 if ours or (need.requested is None and rules.may_take_over(holder, owner)):

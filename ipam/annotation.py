@@ -1,4 +1,4 @@
-"""The annotation of a pod with the addresses that it prefers."""
+"""Read the addresses that a pod prefers from its annotation."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def _lease_differences(config: IpamConfig, given: dict[tuple[int, int], str], re
 
 
 def unlike(config: IpamConfig, expected: Result, version: str) -> list[str]:
-    """A text for each address, gateway or route of `config` that prevResult (`expected`, in `version`) lacks."""
+    """A text for each address, gateway or route of `config` that `expected`, a prevResult of `version`, lacks."""
     given = {host_of(a.address): a for a in expected.ips}
     found = []
     for static in config.addresses:

@@ -86,10 +86,10 @@ class IpamConfig:
         return next((r for r in self.ranges if r.family == family and r.contains(value)), None)
 
     def gateway_of(self, address: str, own: str = "") -> str:
-        """The gateway for `address`, "address/length"; "" if there is none.
+        """The gateway for `address`, which is written "address/length"; "" if there is none.
 
-        The first of: a gateway of CNI_ARGS in the subnet; `own`, the gateway configured for this address alone; the key
-        `gateway`, if its family is that of `address`.
+        The first that exists of: a gateway of CNI_ARGS in the subnet; `own`, the gateway configured for this address
+        alone; the key `gateway`, if its family is that of `address`.
         """
         if not (self.gateways or self.gateway):
             return own
@@ -103,8 +103,8 @@ class IpamConfig:
 def read(request: Request, files: Files = OF_NODE) -> IpamConfig:
     """The IPAM configuration of `request`.
 
-    Raises InvalidConfig (7) with all faults, IoFailure (5) for a flat file that cannot be read. For a Kubernetes pod,
-    only ADD and CHECK refuse a configuration without a store: other verbs may have to clean up.
+    Raises InvalidConfig (7) with all faults if there are any, IoFailure (5) for an unreadable flat file. For a
+    Kubernetes pod, only ADD and CHECK refuse a configuration without a store: other verbs may have to clean up.
     """
     faults: list[Fault] = []
     config = examine(request, faults, files)
@@ -266,7 +266,7 @@ def _choose_store(request: Request, config: IpamConfig, source: Source, faults: 
 
 
 def configured(request: Request, log: Log) -> IpamConfig:
-    """Read and check the configuration as `read` does, and set up `log` from it."""
+    """Return the configuration as `read` does, and set the file, level and hidden texts of `log` from it."""
     config = read(request)
     log.path, log.level, log.hidden = config.log_file, config.log_level, config.hidden
     for note in config.notes:
@@ -277,7 +277,7 @@ def configured(request: Request, log: Log) -> IpamConfig:
 
 
 def configured_rail(request: Request, log: Log) -> tuple[IpamConfig, Group | None]:
-    """The checked configuration, and the network's rail group, None unless its `rail.addressing` is same-index."""
+    """The checked configuration and the network's rail group, which is None unless `rail.addressing` is same-index."""
     if not asks_for_same_index(request):
         return configured(request, log), None
     from ipam.group import indexes  # most networks are not rails
@@ -313,6 +313,6 @@ def owner_of(config: IpamConfig) -> Owner:
     request = config.request
     texts = (*request.pod, request.netns)  # a store could not keep bytes that are not UTF-8: each becomes "?"
     namespace, name, uid, netns = (text.encode("utf-8", "replace").decode() for text in texts)
-    machine = "" if config.datastore == "file" else node.machine_id()  # a file store is of one machine
+    machine = "" if config.datastore == "file" else node.machine_id()  # a file store belongs to one machine
     boot = node.boot_id()
     return Owner(request.attachment, (namespace, name, uid), config.node, boot, netns, time.time_ns(), machine)

@@ -49,7 +49,7 @@ def _holder(request: Request) -> tuple[Attachment | None, ModuleType | None]:
 def delete(request: Request, records: Records) -> None:
     """Release the attachment's leases in the store that its record names; without a record, in the configured store.
 
-    In a group of rails (ipam.group), only the last rail's DEL releases leases, those of all rails. If a release fails
+    In a group of rails (ipam.group), only the last rail's DEL releases leases: those of all rails. If a release fails
     in a store behind a server, the record notes it as pending, and DEL succeeds. Errors of a file store are raised.
     """
     holder, rails = _holder(request)

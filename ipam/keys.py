@@ -1,5 +1,5 @@
-"""The keys of the `ipam` block and of the flat file: their types, defaults and meaning, as tables. Then the functions that
-read the lists of ranges, addresses and routes.
+"""Tables of the keys of the `ipam` block and of the flat file (whereabouts.conf), with types, defaults and meanings.
+The functions below the tables read the lists of ranges, addresses and routes.
 
 docs/reference.md and the JSON Schema of `railcni nad schema` are made from these tables. The case of names does not
 matter, unknown keys are ignored, and null counts as absent. A name with a dot is a key of a nested object. Sources:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     T = TypeVar("T")
-    Where = Callable[[str], str]  # gives the name of a key in a fault (ipam.source.Source.where)
+    Where = Callable[[str], str]  # returns the name of a key for messages (ipam.source.Source.where)
 
 DATA_DIR = "/var/lib/cni/railcni"
 DATASTORES = {
@@ -44,7 +44,7 @@ DATASTORES = {
 }
 """The kinds of stores, each with the key that names its server; the file store has none."""
 NOT_FROM_FLAT_FILE = ("enable_overlapping_ranges",)
-MOST_STORE_SECONDS = 60  # the maximum of store_timeout in a network, which may name a slow server that delays ADDs
+MOST_STORE_SECONDS = 60  # the most that a network may set as store_timeout, since a slow server delays ADDs
 
 _UINT31 = integer(0, (1 << 31) - 1)
 _UINT32 = integer(0, (1 << 32) - 1)
@@ -91,7 +91,7 @@ def slice_size(value: Any) -> int:
 
 
 def log_level(value: Any) -> str:
-    """Return the level in lower case; "warning" for an unknown level, which is not a fault in whereabouts either."""
+    """Return the level in lower case, or "warning" for an unknown level, which whereabouts accepts too."""
     name = string(value).lower()
     return name if name in LEVELS else "warning"
 
@@ -235,11 +235,11 @@ MEMBERS = {"ipRanges": RANGE_KEYS, "addresses": ADDRESS_KEYS, "routes": ROUTE_KE
 """The lists of objects in the block, each with the keys of these objects."""
 
 
-# --- ranges, addresses, routes: each function adds the faults of invalid objects, and returns the valid ones ---
+# --- ranges, addresses, routes: each function returns the valid objects, and adds a fault for each invalid one ---
 
 
 class RangeEntry:
-    """The keys of one range as they are written; "" or () for an absent key."""
+    """The keys of one range as the configuration has them; "" or () for an absent key."""
 
     range: str
     range_start: str
@@ -250,7 +250,7 @@ class RangeEntry:
 def read_own_range(
     own: RangeEntry, where: Where, kept_back: Sequence[tuple[int, int]], notes: list[str], faults: list[Fault]
 ) -> list[Range]:
-    """The block's own range in a list, without the addresses in `kept_back`; [] if the range is absent or faulty."""
+    """A list with the block's own range, without the addresses in `kept_back`; [] if the range is absent or faulty."""
     if own.range:
         rng = _range(own, where, kept_back, notes, faults)
         return [rng] if rng else []
@@ -267,7 +267,7 @@ def read_ranges(
     notes: list[str],
     faults: list[Fault],
 ) -> list[Range]:
-    """The ranges in `documents`, the members of the list at key `name`, without the addresses in `kept_back`."""
+    """The valid ranges in `documents` (the members of the list at key `name`), without the addresses in `kept_back`."""
     entries = _filled(documents, name, RangeEntry, RANGE_KEYS, notes, faults)
     ranges = [_range(entry, prefix.__add__, kept_back, notes, faults) for prefix, entry in entries]
     return [r for r in ranges if r]
@@ -360,7 +360,7 @@ def read_addresses(
 def read_routes(
     documents: Iterable[Mapping[str, Any]], where: Where, notes: list[str], faults: list[Fault]
 ) -> list[Route]:
-    """The valid routes of `documents`; an mtu, advmss or priority of 0 counts as absent, as in the spec."""
+    """The valid routes of `documents`; an mtu, advmss or priority of 0 counts as absent, as in the CNI spec."""
     routes: list[Route] = []
     for prefix, route in _filled(documents, where("routes"), lambda: Route(""), ROUTE_KEYS, notes, faults):
         route.mtu, route.advmss, route.priority = route.mtu or None, route.advmss or None, route.priority or None

@@ -1,4 +1,4 @@
-"""Leases: which address of a pool belongs to which attachment. Pure: no I/O, no clock, and no store.
+"""Leases: which address of a pool belongs to which attachment. To claim an address is to make its lease. No I/O.
 
 An address is (family, value). A pool's name ends with its range (ipam.ranges). The reservation scope of a lease is a
 name or None. An address has at most one lease in its pool and, if the scope is a name, in all pools of this scope.
@@ -7,7 +7,7 @@ The IPAM part of an attachment's record (cni.shared.records) names the store and
 is written before the claim, so DEL and GC find the leases that a killed ADD may have claimed. A lost lease file can be
 restored from these parts. Their members, in addition to those of every record:
 
-    store      {"kind": "file", "path": DIRECTORY}, or the reference to another store by ipam.stores.ref_of
+    store      {"kind": "file", "path": DIRECTORY}, or a reference to another kind of store (ipam.stores.ref_of)
     netns      CNI_NETNS of the ADD
     node       the node's name
     pod        [namespace, name, uid]; "" for an unknown part
@@ -65,7 +65,7 @@ class Want:
 
 
 def returns(pod: tuple[str, str, str]) -> bool:
-    """Whether a pod may be created again with the same name, as by a StatefulSet: its name ends in "-" and a number."""
+    """Whether a new pod may get the name of `pod` (namespace, name, uid): a StatefulSet's names end in -NUMBER."""
     stem, _, ordinal = pod[1].rpartition("-")
     return bool(stem) and ordinal.isascii() and ordinal.isdigit()
 
@@ -101,7 +101,8 @@ class Owner:
 class Lease(Want):
     """An address and its owner, with the fields of Want and Owner.
 
-    `claimed`: an IPAMClaim, which outlives the pod, has the address. `since`: the time of the reservation, in RFC 3339.
+    `claimed`: whether an IPAMClaim, which outlives the pod, has the address. `since`: the time of the reservation
+    (RFC 3339).
     """
 
     __slots__ = (
@@ -150,7 +151,7 @@ class Lease(Want):
 
     @property
     def identity(self) -> tuple[str, tuple[int, int], str, str, tuple[str, str]]:
-        """Values that show whether two readings are of one lease. Every store keeps them, even that of whereabouts."""
+        """Values that are equal in two readings of one lease. Every store keeps them, even an IPPool of whereabouts."""
         return self.pool, self.address, self.container_id, self.ifname, self.pod_name
 
     def is_of_pod(self, owner: Owner) -> bool:
@@ -178,7 +179,7 @@ class Pool:
 
 
 def given_up(instead_of: Sequence[Lease], wants: Sequence[Want]) -> list[Lease]:
-    """The leases in `instead_of` that a claim of `wants` frees: no want has the address in the same pool or scope."""
+    """The leases in `instead_of` that a claim of `wants` frees: no want has their address in the same pool or scope."""
     return [lease for lease in instead_of if not any(want.excludes(lease) for want in wants)]
 
 
@@ -188,7 +189,7 @@ def by_place(leases: Iterable[Lease]) -> list[Lease]:
 
 
 def want_from_json(document: Mapping[str, Any], pool: Any, address: Any) -> Want:
-    """The Want of the JSON values `pool` and `address` and the member `scope` of `document`. Raises ValueError, KeyError."""
+    """A Want of the JSON values `pool`, `address` and `document["scope"]`. Raises ValueError or KeyError."""
     scope = document["scope"]
     return Want(as_text(pool), *parse_address(as_text(address)), None if scope is None else as_text(scope))
 

@@ -65,10 +65,8 @@ def is_avoided(records: Records, address: str) -> bool:
 
 
 def is_complete(records: Records) -> bool:
-    """Whether each AddressLease of this node has a record.
-
-    This is false from the loss of the state directory until the records have been made again from the leases.
-    """
+    """Whether each AddressLease of this node has a record: false after a loss of the state directory, until the records
+    have been restored from the leases."""
     return "complete" in _read(records, _COMPLETE)
 
 

@@ -16,7 +16,7 @@ _DESTINATION = 1
 def addresses_of(names: list[str] | None, states: int = 0) -> set[tuple[int, int]]:
     """The addresses, (family, value), of the links `names` and of the links below and above them; None means all links.
 
-    With `states`, a bitset of NUD_*: instead the addresses of the neighbours on these links in one of the states.
+    If `states`, a bitset of NUD_*, is not 0: the addresses of these links' neighbours that are in one of the states.
     """
     with Rtnl() as rtnl:
         near = {link.index for link in rtnl.links()} if names is None else _near(rtnl, names)

@@ -29,7 +29,7 @@ _FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
 _DUMP_NEIGHBOURS = Struct("=IHHIIB11x")  # struct nlmsghdr and struct ndmsg, of which only the family is set
 _GETNEIGH, _REQUEST_DUMP = 30, 0x301
 _THERE = 0x02 | 0x80  # states of a neighbour that answers: NUD_REACHABLE, NUD_PERMANENT
-_ONCE = 0x04 | 0x08 | 0x10  # … and of one that answered once: NUD_STALE, NUD_DELAY, NUD_PROBE
+_ONCE = 0x04 | 0x08 | 0x10  # states of a neighbour that answered once: NUD_STALE, NUD_DELAY, NUD_PROBE
 
 
 class Wire:

@@ -204,7 +204,7 @@ class Range:
 
 
 def range_of(pool: str, family: int, value: int) -> str:
-    """The CIDR at the end of a pool's name, which contains the address. Raises ValueError without such a CIDR."""
+    """The CIDR at the end of the name `pool`. Raises ValueError if no CIDR with the address is there."""
     length = pool.rpartition("-")[2]
     if length.isascii() and length.isdigit() and len(length) < 4 and int(length) <= BITS[family]:
         cidr = f"{format_address(family, value >> (host := BITS[family] - int(length)) << host)}/{int(length)}"
@@ -214,7 +214,7 @@ def range_of(pool: str, family: int, value: int) -> str:
 
 
 def network_name_of(pool: str, family: int, value: int) -> str:
-    """The network_name in the name of `pool`, whose CIDR contains the address. Raises ValueError for another name."""
+    """The text before the CIDR in the name `pool`: the network_name, or "". Raises ValueError as `range_of` does."""
     return pool.removesuffix(object_name(range_of(pool, family, value))).removesuffix("-")
 
 
@@ -224,7 +224,7 @@ def object_name(text: str) -> str:
 
 
 def _decimal(digits: str) -> int:
-    """The value of up to three decimal digits after any zeros; -1 for any other text."""
+    """The value of up to three decimal digits after any leading zeros; -1 for any other text."""
     if not digits.isascii() or not digits.isdigit() or len(digits.lstrip("0")) > 3:
         return -1
     return int(digits.lstrip("0") or "0")

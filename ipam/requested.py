@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 def read(config: IpamConfig, faults: list[Fault]) -> tuple[list[Requested], list[Range]]:
     """The addresses that the caller requests, and a range for each of them that lies outside of the network's ranges.
 
-    An address that two keys name counts once, since Multus sends both IP and `ips`. A pod's author can request
-    addresses by an annotation. A request that only the network's configuration forbids is a fault for ADD alone, so
-    that CHECK and DEL still work after a change of the configuration.
+    An address that two keys name counts once, since Multus sends both IP and `ips`. A request that only
+    the network's configuration forbids is a fault for ADD alone: CHECK and DEL work after the configuration changes.
     """
     text = config.request.args.get("IP", "")
     asked = [("CNI_ARGS IP", part.strip()) for part in text.split(",") if text]
@@ -47,7 +46,7 @@ def read(config: IpamConfig, faults: list[Fault]) -> tuple[list[Requested], list
 
 
 def _never_given(config: IpamConfig, asked: Requested, is_gateway: bool, others: Collection[tuple[int, int]]) -> str:
-    """Why the requested address `asked` cannot be added to `others`, with a remedy; "" if it can be given."""
+    """Why `asked` cannot be given in addition to the requested addresses `others`, with a remedy; "" if it can."""
     family, value, prefix = asked
     rng, is_add = config.range_of(family, value), config.request.command == "ADD"
     subnet = rng or (Range(family, value, prefix) if prefix is not None else None)

@@ -41,8 +41,8 @@ class Exhausted(TryAgainLater):
 class Need:
     """One address that an attachment gets from a pool: any address of `rng`, or only the `requested` one.
 
-    A need is also a Choice (ipam.rules.Choice): the index of an address is then its value as an integer. `shared`: the
-    address is static, so all attachments of the network use it, and one of them has the lease.
+    A need is also a Choice (ipam.rules.Choice): the index of an address is then its value as an integer. `shared`:
+    whether the address is static. All attachments of a network use a static address, and one of them has its lease.
     """
 
     def __init__(
@@ -86,10 +86,10 @@ class Need:
 
 
 class ClaimPlan:
-    """The plan of a claim. `chosen[i]` is the address for need number i; None if an address must be searched for.
+    """The plan of a claim. `chosen[i]` is the address for need number i; None if the search must find one.
 
-    `given_up` are the former leases that the claim removes or replaces. `settled`: all leases of the plan exist
-    already.
+    `given_up` are the former leases that the claim removes or replaces. `settled`: whether all leases of the
+    plan exist already.
     """
 
     def __init__(self, chosen: list[int | None], given_up: list[Lease], settled: bool) -> None:
@@ -136,7 +136,7 @@ def statics(config: IpamConfig) -> list[Need]:
 def plan(
     wanted: Sequence[Choice], own: Sequence[Lease], pods: Sequence[Lease], owner: Owner, lost: Collection[Want] = ()
 ) -> ClaimPlan:
-    """Plan the claim of `owner`. `own` are the leases of its attachment, `pods` those of its pod under its ifname.
+    """Plan the claim of `wanted` by `owner`. `own` are its attachment's leases, `pods` its pod's under its ifname.
 
     `lost` are addresses of these leases that cannot be kept, because another owner has reserved them. A choice without
     a requested index keeps the index (an address, or one on each rail of a group) that most of the leases have.

@@ -107,8 +107,8 @@ class SearchPlan:
         """A free index of `choice` that is not in `own`. Raises Exhausted when there is none.
 
         `own` has the indexes of this attachment, also those `proposed` in this attempt. An index that another claim
-        took comes last, and only if a read of its address shows no holder. The search's own lists do not suffice:
-        they select by label, and so miss an object whose labels were removed.
+        took comes last, and only if a read of its address shows no holder. The LIST requests of the search do not
+        suffice: they select by label, and so miss an object whose labels were removed.
         """
         lost = _indexes(choice, [want.address for want in self._taken])
         cooling = self._cooling(choice)
@@ -129,8 +129,8 @@ class SearchPlan:
         return index
 
     def _given(self, choice: Choice, avoid: set[int]) -> tuple[int | None, int]:
-        """The index to give, or None; and the number of free indexes that were skipped because the node or a neighbour
-        uses one of their addresses."""
+        """Return (the index to give or None, the number of free indexes that were skipped because the node or a
+        neighbour uses one of their addresses)."""
         nodes, in_use = 0, None
         while (index := self._free(choice, avoid)) is not None:
             avoid.add(index)
@@ -220,7 +220,7 @@ def lowest_free(store: Store, choice: Choice, start: int = 0, avoid: Collection[
 
 
 def _next_open(store: Store, choice: Choice, low: int, high: int) -> int:
-    """The index in low..high + 1 at which the search can go on; the indexes that it skips are occupied."""
+    """The index in low..high + 1 at which the search goes on. The indexes from `low` to the one before are occupied."""
     for i, need in enumerate(choice.needs):
         first, last = choice.values(low)[i], choice.values(high)[i]
         low += store.next_open(need.pool, need.scope, need.rng.family, first, last) - first

@@ -72,7 +72,7 @@ def _make_folder(records: Records) -> None:
 class ClaimsHere:
     """The addresses that other attachments of this node hold or are about to claim, whatever the shared store shows.
 
-    `owner` is that of the present claim. A call locks each address that it proposes, so other calls propose others.
+    `owner` makes the present claim. A call locks each address that it proposes, so other calls propose other addresses.
     """
 
     def __init__(self, records: Records, owner: Owner) -> None:
@@ -118,7 +118,7 @@ class ClaimsHere:
         return any(lease.excludes(want) and not lease.is_of_pod(owner) for lease in leases)
 
     def refill(self, store: Store, cooldown: int) -> bool:
-        """Make lost records of this node again from its leases in the store. Returns whether the owner's is among them.
+        """Restore lost records of this node from its leases in the store. Returns whether the owner's is restored.
 
         This is needed once for a state directory that is younger than the node's leases. The caller holds the lock of
         the owner's record. Two machines may have one node name: a lease counts only if it names this machine, or the

@@ -3,8 +3,8 @@
 The flat file has the values of keys that the block leaves out, also inside `dns` and `kubernetes`
 (whereabouts, pkg/config, GetFlatIPAM and the lines after its call).
 
-The author of a network may use no credentials that only the administrator can read, and may learn nothing about hosts
-that the node does not let networks name. So a block that names a store of its own
+The author of a network must not use credentials that only the administrator can read, nor learn about hosts that the
+node's policy does not let networks name. So a block that names a store of its own
 
 - must have all keys of etcd (server, prefix and credentials) if one of them differs from the flat file. A kubeconfig
   is one file with server and credentials, so it needs no other key;
@@ -39,10 +39,10 @@ PATHS = (
 )
 """The paths of the flat file; the first that exists is used."""
 
-_LIMIT = 1 << 20  # bytes; a network's author may choose the path: no device, FIFO or endless file is read
-_FORMER_CONFIG_ROOTS = ("/etc/cni", "/etc/kubernetes", "/host/etc/cni", "/host/etc/kubernetes")  # of version 0.1.0
+_LIMIT = 1 << 20  # bytes; a network's author may choose the flat file, so no device, FIFO or endless file is read
+_FORMER_CONFIG_ROOTS = ("/etc/cni", "/etc/kubernetes", "/host/etc/cni", "/host/etc/kubernetes")  # in version 0.1.0
 _HIDDEN = "(not shown)"
-_COMMON = 2  # characters: most messages contain texts as short as this by chance
+_COMMON = 2  # characters: many messages contain a text of at most this length by chance
 
 
 class Files:
@@ -59,7 +59,7 @@ class Files:
             return None
 
     def follow(self, path: str, roots: str = "", /) -> str:
-        """Resolve the links in `path`. Raises ValueError if this fails, or the policy key named `roots` forbids it."""
+        """Return `path` with links resolved. Raises ValueError if this fails or the policy key `roots` forbids it."""
         if roots == "dataRoots":
             from ipam.datadir import confined  # most networks keep the usual directory
 
@@ -91,8 +91,8 @@ class Source:
     `path` is the flat file's, or "" when none of the paths `searched` exists. `notes` are log texts about keys without
     effect. A flat file that the block chose may belong to anyone: faults and errors name its keys, but not its values.
     `borrowed` are the faults of a block that names a store which its author may not use; they prevent a new attachment.
-    An existing attachment (`is_new` false) must find its store: for it, the source of each key is chosen on its own, as
-    in version 0.1.0.
+    An existing attachment (`is_new` false) must find its store again: then the source of each key is chosen
+    separately, as in version 0.1.0.
     """
 
     def __init__(self, block: dict[str, Any], files: Files, faults: list[Fault], is_new: bool = True) -> None:
@@ -127,7 +127,7 @@ class Source:
         self._from_file = {name for name in self._flat if self._is_of_flat_file(name, is_apart)}
 
     def fill(self, target: object, table: Sequence[Key], faults: list[Fault]) -> None:
-        """Give `target` the attributes in `table`, with values from the flat file or the block, else the defaults."""
+        """Set an attribute of `target` for each key in `table`: the value in flat file or block, else the default."""
         values = {key.attribute: key.default for key in table}
         for key in table:
             is_of_file = key.name in self._from_file
@@ -142,7 +142,7 @@ class Source:
         vars(target).update(values)
 
     def follow(self, target: object, table: Sequence[Key], faults: list[Fault]) -> None:
-        """Resolve the links of each path in `target`. A path that the node does not allow is a fault."""
+        """Resolve the links of each path in `target`. A path that the node's policy forbids is a fault."""
         for key in table:
             if key.name not in ROOTS or key.name == "configuration_path":
                 continue
@@ -201,7 +201,7 @@ class Source:
                 fault.wanted = "is wrong, or does not fit the other keys: see the file and docs/reference.md"
 
     def hidden(self, target: object, table: Sequence[Key]) -> list[str]:
-        """Texts in `target` from a flat file that the block chose, which no error may show; the longest first."""
+        """Texts that no error may show: values in `target` from a flat file that the block chose; the longest first."""
         if not self._is_chosen:
             return []
         found: set[str] = set()
@@ -250,13 +250,13 @@ class Source:
             return path
 
     def _formerly(self, path: str) -> str:
-        """`path` with its links resolved if configRoots is unset and version 0.1.0 let networks name this file; else ""."""
+        """`path` with links resolved, if networks could name it in version 0.1.0 and configRoots is unset; else ""."""
         resolved = OF_NODE.follow(path)
         is_below = any(kernel_files.is_below(resolved, root) for root in _FORMER_CONFIG_ROOTS)
         return resolved if is_below and policy.current().configRoots is policy.CONFIG_ROOTS else ""
 
     def _left_out(self) -> list[Fault]:
-        """One fault if an etcd key of the block differs from the flat file's, but another one is absent; else []."""
+        """[a fault] if an etcd key of the block differs from the flat file's and another one is missing; else []."""
         if not self._brings:
             return []
         known = [name for name in ETCD if name == "etcd_host" or name in self._flat]
@@ -279,8 +279,8 @@ class Source:
             self.borrowed.append(Fault(f"ipam.{name}", self._block[name], wanted))
 
     def _is_of_flat_file(self, name: str, is_apart: bool) -> bool:
-        """Whether the value of `name` comes from the flat file. If the block names an etcd of its own, a key of etcd
-        does so only if the block leaves it out and the source of each key is chosen on its own (`is_apart`)."""
+        """Whether the value of `name` comes from the flat file. If the block names its own etcd, an etcd key does so
+        only if the block lacks this key and the source of each key is chosen separately (`is_apart`)."""
         if name in NOT_FROM_FLAT_FILE:
             return False
         is_left_out = _is_left_out(self._block.get(name))

@@ -39,7 +39,7 @@ def status(request: Request, records: Records) -> None:
         store = stores.open_store(store_ref, CREATE, restorer(store_ref, records), seconds)
         store.cooldown = config.cooldown_seconds
         with store.session():
-            wire = Wire(request)  # without the file of avoided addresses: a read makes it if it is missing
+            wire = Wire(request)  # without records: a read of the avoided addresses would make their file
             search = SearchPlan(store, wanted, owner, wire, partial(free_earlier_boots, owner=owner, records=records))
             values = search.propose([None for need in search.needs])
     except InvalidConfig:

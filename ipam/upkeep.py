@@ -45,8 +45,8 @@ def release(
 ) -> None:
     """Free the leases of `attachment` in the store `store_ref`, then remove `record`, whose lock the caller holds.
 
-    If there is a record, a missing lease file is made first, so that no other process makes the file during the
-    release, and restores the leases of this record into it. `seconds` is the limit for all requests together, 0 for no
+    If there is a record, a missing lease file is made first: otherwise another process could make it during the
+    release, and restore the leases of this record into it. `seconds` is the limit for all requests together, 0 for no
     limit. `cooldown` is in seconds; None means the record's cooldown. After a CniError the record notes the release as
     pending. But if the record names no address and another attempt would be useless, the error is only logged, and the
     record removed: an ADD records addresses before it claims them, so none was claimed.
