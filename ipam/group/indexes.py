@@ -2,7 +2,7 @@
 
 A rail is one NIC of every node, with a subnet. The index n of a pod stands for the address n of every range of every
 rail, counted from the start of the CIDR: with 192.168.0.0/24 and 192.168.1.0/24, index 5 is 192.168.0.5 and 192.168.1.5.
-An index can be given when every range may give its address. An index is taken when one of its addresses is.
+An index can be given when every range may give its address. An index is taken when one of its addresses is leased.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ipam.rules import Exhausted, Need
 if TYPE_CHECKING:
     from ipam.config import IpamConfig  # it imports this module
 
-MOST_ADDRESSES = 48  # of a group, claimed in one transaction; etcd allows 128 comparisons in a transaction
+MOST_ADDRESSES = 48  # the most of a group: one transaction claims them all, and etcd allows 128 comparisons in it
 
 
 class Group:
@@ -69,7 +69,7 @@ class Group:
 
     @property
     def requested(self) -> int | None:
-        """The index that `ask` has set; None if it was not called."""
+        """The index that `ask` has set; None before a call of `ask`."""
         asked = self.needs[0].requested
         return None if asked is None else self.needs[0].rng.offset_of(asked)
 
@@ -78,7 +78,7 @@ class Group:
         return [need.rng.at(index) for need in self.needs]
 
     def kept_index(self, place: Want) -> int | None:
-        """The index of the leased address `place`, whatever its pool; None if it has none that all rails can give."""
+        """The index of the leased address `place`, whatever its pool; None unless all rails can give the index."""
         index = self.index_of(place.family, place.value)
         return index if index is not None and self.space.usable(index) else None
 

@@ -9,10 +9,10 @@ of ipam.leases with two more members:
     members    [network, ifname, rail, time of the ADD in ns since 1970] of each rail with an ADD and no DEL yet
     complete   true when all addresses are claimed; the ADD of a member returns only then
 
-The order of the writes ensures that after a kill a later call can finish:
+The order of the writes lets a later call finish the work of a killed call:
 
     ADD   writes the record with this rail among its members, claims, then writes that the claim is complete
-    DEL   writes the record without this rail; for the last rail it releases, then removes the record
+    DEL   writes the record without this rail; for the last rail it releases the leases, then removes the record
 
 Until the claim is complete, the index may change. After that it stays the same while another rail is a member.
 
@@ -55,8 +55,8 @@ Member: TypeAlias = "list[Any]"
 
 
 def attachment_of(group: str, container_id: str) -> Attachment:
-    """The attachment with a container's leases on all rails of `group`. Its network and ifname are such as no real
-    attachment can have."""
+    """The attachment that has a container's leases on all rails of `group`. Its network and ifname cannot be those of
+    a network and a link."""
     return Attachment(f"{GROUP}{group}", container_id, f"rails of {group}")
 
 
@@ -160,7 +160,7 @@ def add(group: Group, config: IpamConfig, records: Records) -> tuple[dict[str, A
 
 
 def _check(group: Group, record: dict[str, Any] | None, others: Sequence[Member]) -> None:
-    """Raise InvalidConfig when the container has this rail, or rails of a group of this name with other ranges."""
+    """Raise InvalidConfig if the container has this rail already, or has rails of this group with other ranges."""
     for network, ifname, index, _ in others:
         if index == group.index:
             raise InvalidConfig(
