@@ -1,6 +1,7 @@
 """The stores that keep leases: one contract (base.py), and a folder for each store. No store depends on another.
 
-`_ref_of` and `open_store` have a branch for each kind of store.
+The reference to a store is a JSON object. `_ref_of` makes it, and `open_store` opens the store; both have a branch for
+each kind of store.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from ipam.config import IpamConfig
     from ipam.stores.http import ServerAddress
 
-IN_CLUSTER = ("kubernetes", "addresslease")  # kinds that are objects in an API server
+IN_CLUSTER = ("kubernetes", "addresslease")  # kinds whose leases are objects in an API server
 SECRETS = ("password", "borrowed")  # members of a reference that no record keeps
 FILES = ("kubeconfig", "ca", "cert", "key")  # members of a reference that are paths of files on the host
 
@@ -63,7 +64,7 @@ def _ref_of(config: IpamConfig) -> dict[str, Any]:
 def locate(config: IpamConfig, network: str, take: bool, seconds: float = 0) -> None:
     """Replace the range of `config` by this node's slice of it, if the network has node slices.
 
-    `take`: take a slice when the node has none, as an ADD does. `seconds` bound a request; 0 means SHARED_SECONDS.
+    `take`: assign a free slice to a node that has none. `seconds` limit each request; 0 means SHARED_SECONDS.
     """
     if config.node_slice_size and config.datastore == "kubernetes" and config.ranges:
         from ipam.stores.ippool.slices import narrow  # most networks give nodes no slices
@@ -78,9 +79,9 @@ def open_store(
     seconds: float = 0,
     warn: Callable[[str], object] = lambda text: None,
 ) -> Store:
-    """The store of `store_ref`. It opens no file or connection yet. FileStore explains `use` and `restore`.
+    """The store with the reference `store_ref`. It opens nothing yet. FileStore explains `use` and `restore`.
 
-    `seconds` bound each request to a store that nodes share; 0 means SHARED_SECONDS. For a store in an API server,
+    `seconds` limit each request to a store that nodes share; 0 means SHARED_SECONDS. For a store in an API server,
     `restore` is the parameter `known` of ObjectStore. `warn` is called with each warning for the administrator.
     """
     kind, path = store_ref.get("kind"), store_ref.get("path")

@@ -1,8 +1,8 @@
 """The contract of every store of leases.
 
 An address has at most one lease in its pool, and at most one in its reservation scope, across all pools of that
-scope. So overlapping ranges give no address twice. `claim` makes all leases of its arguments, or none. `release` may
-free some leases before an error: the caller then keeps its record and calls again.
+scope. So overlapping ranges give no address twice. `claim` makes all leases of its `wants`, or none. `release` may free
+some leases before an error: the caller then keeps its record and calls again.
 
 Processes and nodes may share a store. A session (`Store.session`) only saves time. Correctness depends on `claim`
 alone, which may answer Taken.
@@ -22,7 +22,7 @@ from ipam.leases import Lease, Owner, Pool, Want
 Window = tuple[str, str | None, int, int, int]  # pool, scope, family, low, high
 READ, CHANGE, CREATE = range(3)  # uses of a store; CREATE makes a missing file, which otherwise counts as empty
 
-SHARED_SECONDS = 2.0  # bound of a request to a store that nodes share, unless the request is for an ADD
+SHARED_SECONDS = 2.0  # the limit of a request to a store that nodes share, except for an ADD
 _SECOND_PAUSE = 0.005  # seconds; the second pause if the first is 0
 FORMER = 10_000  # former addresses that a store remembers; the oldest are forgotten
 
@@ -142,8 +142,8 @@ class Store:
     """A store of leases. Any method may raise a CniError that names the store; only `release` may then have made
     changes.
 
-    Each store has `record`; find, holder, claim, release, pools and `_page`, which keep leases; and survey, occupied,
-    next_open and cooling, which the search for a free address asks. The other methods are for stores that need them.
+    Each store implements `record`, and for its leases find, holder, claim, release, pools and `_page`. The search for a
+    free address calls survey, occupied, next_open and cooling. Only some stores need the other methods.
 
     Each method begins a session of its own unless the caller is in a session. While there is room, a store remembers
     the last address of a pod that may return under its name (ipam.leases.returns): the pod gets it again if it is free.
@@ -208,7 +208,7 @@ class Store:
         raise NotImplementedError
 
     def cooling(self, pool: str, scope: str | None, family: int, low: int, high: int, owner: Owner) -> Collection[int]:
-        """The values in low..high of addresses in their cooldown, except those that the pod of `owner` freed."""
+        """The addresses in low..high, as integers, in their cooldown, except those that the pod of `owner` freed."""
         raise NotImplementedError
 
     def survey(self, owner: Owner, windows: Sequence[Window], new: bool) -> Survey:
@@ -234,7 +234,7 @@ class Store:
         raise NotImplementedError
 
     def next_open(self, pool: str, scope: str | None, family: int, value: int, high: int) -> int:
-        """The address in value..high + 1 at which a search can go on; the addresses that it skips cannot be claimed."""
+        """The address in value..high + 1 at which a search can go on; no address before it can be claimed."""
         raise NotImplementedError
 
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:
@@ -246,7 +246,7 @@ class Store:
         raise NotImplementedError
 
     def release(self, leases: Sequence[Lease]) -> int:
-        """Free each of `leases` that is unchanged in the store; return how many. Before an error some may be freed."""
+        """Free those of `leases` that are unchanged in the store; return how many. May free some before an error."""
         raise NotImplementedError
 
     def forget(self) -> None:

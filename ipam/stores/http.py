@@ -89,10 +89,8 @@ def tls_context(authority: str, certificate: str, key: str) -> Any:
 
 
 class _Replies:
-    """A reader of replies in place of a socket's file, with the methods that HTTPResponse calls.
-
-    Raises ConnectionResetError when the connection closes within a line or a body of known size.
-    """
+    """A reader of replies in place of a socket's file, with the methods that HTTPResponse calls. Raises
+    ConnectionResetError when the connection closes within a line or a body of known size."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
@@ -234,7 +232,7 @@ class Connection:
 
 
 class ServerAddress:
-    """The address at which a server listens. `base` is the prefix of the path of every request."""
+    """The address at which a server listens. `base` is the path prefix of every request."""
 
     def __init__(self, text: str, tls: bool, ports: tuple[int, int]) -> None:
         """`text` is [scheme://]host[:port][/path]. Without a scheme, `tls` tells whether to use TLS. `ports` are the
@@ -295,7 +293,7 @@ class Client:
 
     @property
     def within(self) -> str:
-        """For messages: " within N s", the time limit for a connection; "" if the client `hurries`."""
+        """The text " within N s" for messages about a lack of connections; "" if the client `hurries`."""
         return "" if self.hurries else f" within {self.seconds:g} s"
 
     def unreachable(self, reasons: Sequence[tuple[ServerAddress, str]]) -> CniError:
@@ -327,8 +325,8 @@ class Client:
     def kept(self, key: Callable[[], Any]) -> Connection | None:
         """The open connection, or a usable one that an earlier call of this process has kept; None if there is none.
 
-        `key()` returns the key of a kept connection: the server's address and all certificates. If it returns None, or
-        raises OSError or ValueError, none is kept; a new connection then fails with the same error.
+        `key()` returns the key of a kept connection: the server's address and all certificates. If it returns None or
+        raises OSError or ValueError, no connection is kept; a new connection shows the cause of the error.
         """
         if self._connection is None or self._connection.closed:
             self._connection = None
@@ -350,8 +348,8 @@ class Client:
     ) -> Connection:
         """A new connection to one of `endpoints`, tried in turn from the present one on (`move_on` selects the next).
 
-        `context` returns the SSLContext of an endpoint. Raises the error of `untrusted`, or Failed; if the client
-        `hurries`, the error of `unreachable` instead of Failed.
+        `context` returns the SSLContext of an endpoint. Raises the error of `untrusted` if one side rejects the other,
+        else Failed; but if the client `hurries`, the error of `unreachable` instead of Failed.
         """
         turned = [*endpoints[self._at :], *endpoints[: self._at]]
         try:

@@ -60,7 +60,7 @@ def conflicts(
 
 
 def to_json(lease: Lease) -> dict[str, Any]:
-    """The JSON object of a lease in stores and records. Without a machine, `machine` is absent."""
+    """The JSON object of a lease in stores and records. The member `machine` is absent for an unknown machine."""
     machine = {"machine": lease.machine} if lease.machine else {}
     return {
         "pool": lease.pool,

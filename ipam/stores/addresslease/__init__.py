@@ -58,7 +58,7 @@ class AddressLeaseStore(ObjectStore):
     def _prepare(self) -> None:
         self._objects = Objects(self.api)
         self._lists: dict[tuple[Any, ...], Any] = {}  # the results of this session's lists
-        self._recent = False  # lists come from the server's cache, and may be a moment old
+        self._recent = False  # whether lists come from the server's cache, which may be a moment old
         self._surveyed: Survey | None = None  # the last survey for a new attachment
 
     def _begin(self) -> None:
@@ -83,10 +83,8 @@ class AddressLeaseStore(ObjectStore):
                 refuse_elsewhere(self.api, want.pool)
 
     def find(self, attachment: Attachment) -> list[Lease]:
-        """As Store.find. If this node's records have leases of the attachment, and all still exist, there is no search.
-
-        In this case the attachment has no other leases, since a claim makes all of its leases or none.
-        """
+        """As Store.find, but without a search if all leases in the attachment's record still exist. It then has no others,
+        since a claim makes all of its leases or none."""
         with self.session():
             recorded = [lease for lease in self._known() if lease.attachment == attachment]
             found = self._standing(recorded)

@@ -7,8 +7,9 @@ An object's name makes an address unique in its scope; if the lease has no scope
 only: the first claim of a pool creates a closed IPPool, whose spec.range no program can use, and each claim reads this
 IPPool after it has created its objects. So if a claim of AddressLeases runs at the same time as a claim in IPPools or a
 migration, at least one of the two sees the other. An annotation of the IPPool tells which kinds of names the pool's
-objects have: with a scope, with a pool, or both. If both, a claim also looks for a lease under the other kind of name,
-in a state not older than the resourceVersion of the claim's own object (Kubernetes API Concepts, "Resource versions").
+objects have: with a scope, with a pool, or both. If both, a claim also looks for a lease under the other kind of name.
+The reply must not be older than the resourceVersion of the claim's own object (Kubernetes API Concepts, "Resource
+versions").
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ class Objects:
         return _twice(delete)
 
     def free(self, entry: Entry | None, lease: Lease, cooldown: int) -> bool:
-        """Free the address of `lease` in its object `entry`; return whether `lease` held it. Raises as `change`."""
+        """Free the address of `lease` in its object `entry`; return whether `lease` held it. Raises OutcomeUnknown."""
 
         def free(entry: Entry) -> bool:
             if cooldown:

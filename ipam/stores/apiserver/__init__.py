@@ -41,10 +41,10 @@ _BRIEF_PAGE = 5000  # of a list of metadata
 class Api(http.Client):
     """A client of the API server that the kubeconfig at `path` names; "" means the service account of this pod.
 
-    `namespace`: that of the objects; "" means that of the kubeconfig's context. A request takes at most `seconds`; but
-    once the server has answered, or done a TLS handshake, a reply may come until `deadline`. `observe`, if set, is
-    called after each request of this process with the verb, the resource, the seconds it took, and the exception or
-    None.
+    `namespace` is that of the objects; "" means the one in the kubeconfig's context. A request takes at most `seconds`,
+    but once the server has answered or done a TLS handshake, a reply may come until `deadline`. `observe`, if set, is
+    called after each request of this process with the verb, the resource, the seconds that it took, and the exception
+    or None.
     """
 
     observe: Callable[[str, str, float, BaseException | None], object] | None = None
@@ -119,9 +119,7 @@ class Api(http.Client):
         self, resource: str, document: dict[str, Any], namespace: str = "", brief: bool = False
     ) -> dict[str, Any]:
         """Create an object; return it as the server has it. `brief`: return at least the metadata, which is faster.
-
-        Raises Conflict if the name is in use, OutcomeUnknown after a lost reply.
-        """
+        Raises Conflict if the name is in use, OutcomeUnknown after a lost reply."""
         accept = BRIEF if brief else ""
         body = codec.dumps(document).encode()
         return self._object(self._call("POST", resource, "", _UNWARNED, body, namespace, accept))
@@ -150,11 +148,11 @@ class Api(http.Client):
                 raise right_missing(self, verb, resource, self.access.namespace)
 
     def patch(self, resource: str, name: str, operations: list[dict[str, Any]], namespace: str = "") -> dict[str, Any]:
-        """Apply a JSON patch; return at least metadata. Raises NotFound, OutcomeUnknown; Conflict if a test fails."""
+        """Apply a JSON patch; return at least metadata. Raises NotFound, OutcomeUnknown, Conflict when a test fails."""
         return self._object(self._call("PATCH", resource, name, _UNWARNED, codec.dumps(operations).encode(), namespace))
 
     def delete(self, resource: str, name: str, uid: str, version: str = "", namespace: str = "") -> None:
-        """Delete the object. Raises NotFound, OutcomeUnknown, and Conflict if its uid or a given version differs."""
+        """Delete the object. Raises NotFound, OutcomeUnknown, or Conflict if the uid, or a given version, differs."""
         preconditions = {"uid": uid} | ({"resourceVersion": version} if version else {})
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions}
         self._call("DELETE", resource, name, "", codec.dumps(options).encode(), namespace=namespace)

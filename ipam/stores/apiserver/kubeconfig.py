@@ -26,7 +26,7 @@ NAMESPACE = "kube-system"  # for objects, when the context names no namespace
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 _MOST_BYTES = 1 << 20
 _EXEC_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
-_UNREAD = {  # unsupported keys of a user, since they choose another identity: the remedy for each
+_UNREAD = {  # the remedy for each key of a user that is not supported, since it chooses another identity
     "auth-provider": "use `exec` in its place",
     "username": "use a token or a client certificate in its place",
     "as": "give the rights to the user itself",
@@ -66,10 +66,8 @@ class _Members:
 
 
 class Access(http.ServerAddress):
-    """An API server and the credentials for it. `path` is the kubeconfig's path, "" for a service account.
-
-    Files that the kubeconfig names are read when they are needed.
-    """
+    """An API server and the credentials for it. `path` is the kubeconfig's path, "" for a service account. Files that
+    the kubeconfig names are read when they are needed."""
 
     def __init__(self, path: str, *objects: dict[str, Any]) -> None:
         """`objects` are the cluster, the context and the user. Raises InvalidConfig for a fault in them."""
@@ -101,7 +99,7 @@ class Access(http.ServerAddress):
         self._helper = _Helper(path, described) if described else None
 
     def token(self, deadline: float) -> str:
-        """The bearer token, or "". Raises CniError if its file or the `exec` helper fails, or at `deadline` (monotonic)."""
+        """The bearer token, or "". Raises CniError when its file or the `exec` helper fails, or at `deadline`."""
         if self._token_file:
             try:
                 return files.read_regular(self._token_file, _MOST_BYTES).decode("ascii").strip()
@@ -119,7 +117,7 @@ class Access(http.ServerAddress):
         return bool(self._token_file or self._helper)
 
     def kept_as(self) -> Any:
-        """The key of a kept connection (Client.kept): server and certificates. None: keep no connection."""
+        """The key of a kept connection (Client.kept): server and certificates; None to keep no connection."""
         if self._helper:
             return None
         pems = [

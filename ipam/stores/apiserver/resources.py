@@ -18,7 +18,7 @@ POOLS, RESERVATIONS, SLICES, PODS = "ippools", "overlappingrangeipreservations",
 OF_STORES = {"addresslease": (ADDRESSES, "AddressLeases"), "kubernetes": (POOLS, "IPPools")}
 """(resource of the leases, name in messages) by the kind of a store in a cluster."""
 ADDRESS_POOL, ADDRESS_STATE = "railcni.io/pool", "railcni.io/state"  # labels of AddressLeases
-HELD = "held"  # a value of the second
+HELD = "held"  # a value of the label ADDRESS_STATE
 MOVED = "moved to addressleases.railcni.io: "  # prefix of spec.range of an IPPool whose leases are AddressLeases
 MOVING = "moving from addressleases.railcni.io: "  # prefix while `railcni ipam migrate` moves the leases back
 EVERYWHERE = "*"  # in place of a namespace: all namespaces, or no namespace for a cluster-scoped resource

@@ -17,7 +17,7 @@ Undo = list[Callable[[], object]]
 
 
 class ObjectStore(ServedStore):
-    """The store with the reference `store_ref` (ipam.stores.ref_of). `seconds` bound each request (ipam.stores.http).
+    """The store with the reference `store_ref` (ipam.stores.ref_of). `seconds` limit each request (ipam.stores.http).
 
     `known` returns the leases in this node's records, at least those of the network. `warn` is called with each
     warning.
@@ -85,15 +85,15 @@ class ObjectStore(ServedStore):
         return Taken([] if failure else self._obstacles(wants, instead_of) or failed)
 
     def _make(self, wants: Sequence[Want], leases: list[Lease], instead_of: Sequence[Lease], undo: Undo) -> list[Want]:
-        """Claim `leases`, one for each of `wants`, in place of `instead_of`; return addresses that prevent it, or [].
+        """Claim `leases`, one for each of `wants`, in place of `instead_of`. Return addresses that prevent it, else [].
 
         For each change, `undo` gets a function that undoes the change unless others have changed the object since.
         """
         raise NotImplementedError
 
     def _obstacles(self, wants: Sequence[Want], instead_of: Sequence[Lease]) -> list[Want]:
-        """The addresses that prevented a failed claim, read after the claim was undone (served.conflicts); [] in a store
-        whose `_make` has already returned them."""
+        """The addresses that prevented a failed claim (served.conflicts), read after the claim was undone. May be [] if
+        `_make` has already returned all of them."""
         raise NotImplementedError
 
 

@@ -35,7 +35,7 @@ _FORGETS, _FORGOTTEN = 8, 500  # 8 of 256 releases also remove old former/ keys,
 
 
 class EtcdStore(ServedStore):
-    """The store that `store_ref` describes (ipam.stores.ref_of). `seconds` bound each request (ipam.stores.http)."""
+    """The store with the reference `store_ref` (stores.ref_of). `seconds` limit each request (ipam.stores.http)."""
 
     kind = "etcd"
     window = BLOCK
@@ -46,7 +46,7 @@ class EtcdStore(ServedStore):
         endpoints = [endpoint(text, False) for text in store_ref["endpoints"]]
         self._etcd = EtcdClient(endpoints, paths, store_ref["user"], store_ref.get("password", ""), seconds)
         super().__init__({key: value for key, value in store_ref.items() if key != "password"}, self._etcd)
-        self._seen: dict[Window, Sequence[Answer]] = {}  # what `survey` has read for the next `occupied` of a window
+        self._seen: dict[Window, Sequence[Answer]] = {}  # readings of `survey` for the next `occupied`
 
     def ready(self, wants: Sequence[Want] = ()) -> None:
         """As Store.ready, by a claim that cannot succeed: etcd checks rights and space before the claim's tests."""
@@ -175,10 +175,8 @@ class EtcdStore(ServedStore):
         return conflicts(instead_of, wants, lambda old: self.keys.identity(old) in there, is_held)
 
     def _settled(self, leases: list[Lease], owner: Owner, fault: CniError) -> Claimed | Unknown:
-        """Look for a claim with a lost reply. Return Claimed if it was made.
-
-        Otherwise put a key that makes the claim fail if it still arrives, and return Unknown.
-        """
+        """Look for a claim with a lost reply. Return Claimed if it was made. Otherwise put a key that makes the claim
+        fail if it still arrives, and return Unknown."""
         is_made = [txn.exists(self.keys.identity(lease)) for lease in leases]
         try:
             reply = self._call(txn.transaction(is_made, [], [self._void(owner.attachment, owner.sequence)]))
@@ -270,7 +268,7 @@ class EtcdStore(ServedStore):
         return sorted(found, key=lambda pool: pool.name)
 
     def entries(self, after: bytes = b"", limit: int = 1000) -> list[Entry]:
-        """Up to `limit` pairs (key, value), sorted by key, from the first key after `after`; for an audit."""
+        """Up to `limit` pairs (key, value) for an audit, sorted by key, beginning with the first key after `after`."""
         root = self.keys.root
         return self._read(txn.read(next_key(after) if after else root, end_of(root), limit))[0]
 

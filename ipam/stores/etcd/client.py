@@ -49,10 +49,8 @@ def endpoint(text: str, tls: bool) -> ServerAddress:
 
 
 class EtcdClient(http.Client):
-    """The client of one etcd cluster.
-
-    `tls` has the paths of the authority's certificate, the client's certificate and the client's key; "" if not set.
-    """
+    """The client of one etcd cluster. `tls` has the paths of the authority's certificate, the client's certificate and
+    the client's key; "" if not set."""
 
     attempt_seconds = handshake_seconds = 3.0  # elections take one or two
 
@@ -250,10 +248,7 @@ class EtcdClient(http.Client):
 
 
 class _Unserved(Exception):
-    """Error: the etcd member does not serve now: no leader, a timeout, overload.
-
-    `open`: the outcome of the request is unknown.
-    """
+    """Error: the etcd member does not serve now (no leader, timeout, overload). `open`: the outcome is unknown."""
 
     def __init__(self, code: int, said: str, open: bool) -> None:
         self.code = code
@@ -273,10 +268,8 @@ def _token_of(reply: Any) -> str:
 
 
 def _read_token(name: str) -> str:
-    """The token that an earlier call has stored; "" if there is none, or other users can write the file.
-
-    etcd ends a token after 5 minutes without a request.
-    """
+    """The token that an earlier call has stored; "" if there is none, or other users can write the file. A token ends
+    after 5 minutes without a request."""
     try:
         files.check_private_directory(TOKENS)
         token = files.read_regular(f"{TOKENS}/{name}", _MOST_BYTES, os.O_NOFOLLOW, private=True).decode("ascii")

@@ -75,7 +75,7 @@ class Keys:
         return [self.taken(kind, space, want.family, want.value) for kind, space in self.places(want)]
 
     def entries(self, lease: Lease) -> dict[bytes, bytes]:
-        """{key: value} of `lease` below lease/, reserved/ (with a scope), attachment/, pod/ (with a pod) and node/."""
+        """{key: value} of `lease`: lease/, attachment/ and node/; reserved/ if it has a scope; pod/ if it has a pod."""
         place = place_of(lease.family, lease.value)
         written = codec.dumps(to_json(lease)).encode()
         found = {self.all(LEASE, lease.pool) + place: written, self.identity(lease): written}

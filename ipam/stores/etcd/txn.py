@@ -17,7 +17,7 @@ CHUNK = 32  # operations in one inner transaction
 
 
 def put(key: bytes, value: bytes, lease: int = 0) -> Op:
-    """The operation that writes a key; etcd deletes the key when the etcd lease with the ID `lease` ends (0: never)."""
+    """The operation that writes a key. etcd deletes it when the etcd lease with the ID `lease` ends (0: never)."""
     request = {"key": _text(key), "value": _text(value)}
     return {"request_put": request | {"lease": str(lease)} if lease else request}
 
@@ -47,7 +47,7 @@ def exists(key: bytes) -> Op:
 
 
 def absent(key: bytes, end: bytes = b"") -> Op:
-    """The comparison that `key` does not exist; with `end`, that no key from `key` up to but excluding `end` exists."""
+    """The test that `key` does not exist; with `end`, that no key from `key` up to but excluding `end` exists."""
     return {"key": _text(key), "target": "CREATE", "result": "EQUAL"} | _up_to(end)
 
 
@@ -67,7 +67,7 @@ def within(inner: Op) -> Op:
 
 
 def _packed(ops: list[Op]) -> list[Op]:
-    """Move all but the first of many `ops` into inner transactions: etcd limits the operations of each transaction.
+    """Return `ops`; if they are many, all but the first are in inner transactions, since etcd limits each transaction.
 
     The first stays outside, so that etcd's quota counts it: the quota does not count inner operations (costTxn in
     server/etcdserver).

@@ -139,7 +139,7 @@ class FileStore(Store):
                 return 0
             try:
                 return self._free(self._database, leases, True)
-            except DiskFull:  # no room for memories; the release must succeed
+            except DiskFull:  # no room to remember former addresses; the release must succeed
                 return self._free(self._database, leases, False)
 
     def _free(self, database: Database, leases: Sequence[Lease], remember: bool) -> int:
@@ -272,7 +272,7 @@ class FileStore(Store):
         return before, after
 
     def _either(self, level: int, pool: str, scope: str | None, number: bytes) -> int:
-        """The bits set in row `number` of the pool's bitmap, the scope's, or both. `level`: 0 (leaves) or SUMMARY."""
+        """The bits that are set in row `number` of the pool's or the scope's bitmap. `level`: 0 (leaves) or SUMMARY."""
         bits = 0
         for (row,) in self._rows(
             schema.BITS_OF_TWO, schema.POOL + level, pool, number, schema.SCOPE + level, scope, number

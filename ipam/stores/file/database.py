@@ -104,10 +104,7 @@ class Database:
             self._connection = None
 
     def damaged(self, reason: str) -> StateDamaged:
-        """Rename the damaged file, so that no decision depends on it; return the StateDamaged or Torn to raise.
-
-        With READ the file is not renamed.
-        """
+        """Rename the damaged file (not with READ), so that no decision depends on it. Return the error to raise."""
         what = f"lease file {self.path} is damaged"
         if self._use == READ:
             return StateDamaged(f"{what}: the next ADD or DEL sets it aside, and says so ({reason})")
@@ -129,9 +126,8 @@ class Database:
         )
 
     def _take_again(self, seconds: float) -> bool:
-        """Lock this file again, which stayed open after the last call, and return True. But if the path names another
-        file now, or if the file lost its mark of this boot, since it was emptied or overwritten, close the file and
-        return False."""
+        """Lock this file, which stayed open after the last call, and return True. But close it and return False if the
+        path now names another file, or this file was emptied or overwritten, and so lost its mark of this boot."""
         try:
             if lock(self.path, self._fd, seconds, monotonic() + seconds) and not self._is_of_earlier_boot():
                 ((version,),) = self.run("PRAGMA user_version")
@@ -154,7 +150,7 @@ class Database:
             self._connection.executescript(
                 "PRAGMA journal_mode=PERSIST; PRAGMA synchronous=OFF; PRAGMA trusted_schema=OFF"
             )
-        except (sqlite3.Error, UnicodeDecodeError) as fault:  # the second: a message of SQLite that names a table
+        except (sqlite3.Error, UnicodeDecodeError) as fault:  # UnicodeDecodeError: a message of SQLite names a table
             raise self._failure(fault) from None
         if version:
             return True

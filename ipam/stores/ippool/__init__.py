@@ -84,7 +84,7 @@ class KubernetesStore(PoolReadings):
             return [lease for lease in found if lease.attachment == attachment]
 
     def _leases(self, is_meant: Callable[[Allocation], bool]) -> list[Lease]:
-        """Leases of the allocations that `is_meant` accepts, completed by reservations, sorted by pool and address."""
+        """Leases of the allocations that `is_meant` accepts, with data of their reservations, by pool and address."""
         return by_place(
             self._completed(self._lease(pool, entry))
             for pool in self._own_pools()
@@ -103,7 +103,7 @@ class KubernetesStore(PoolReadings):
             if unknown and owner.pod[2]:
                 strange = self._strange(unknown, owner.pod)
                 pods = [lease for lease in pods if lease not in strange]
-            # an unfinished claim may have taken over whereabouts' lease, not its reservation: the next claim does that
+            # an unfinished claim may have taken over whereabouts' lease, not its reservation: the next claim takes that
             own = [self._completed(lease, by_container=True) for lease in self.find(owner.attachment)]
             return Survey(own, pods, self._former(owner.pod, ifname))
 
@@ -153,7 +153,7 @@ class KubernetesStore(PoolReadings):
     def holder(self, want: Want) -> Lease | None:
         """As Store.holder. An address may be allocated to one lease and reserved for another.
 
-        If so, return the lease with the reservation; but if `want` is a Lease, return the lease with the allocation.
+        If so, return the lease of the reservation; but if `want` is a Lease, return the lease of the allocation.
         """
         with self.session():
             lease, found = self._lease_at(want), self._reservation(want)
@@ -202,10 +202,10 @@ class KubernetesStore(PoolReadings):
         """
 
         def is_seen(want: Want, given: Sequence[Lease]) -> bool:
-            """Whether a lease that is not in `given` has the address of `want`, by what the survey has read.
+            """Whether a lease that is not in `given` has the address of `want`, by the readings of the survey.
 
-            The address's reservation counts only if a lease in `given` has the address without a scope: an unfinished
-            claim has left this lease in the pool, and the survey has read the reservation.
+            The reservation of the address counts only if `given` has a lease of the address without a scope: then an
+            unfinished claim has left this lease in the pool, and the survey has read the reservation.
             """
             is_left = any(old.place == want.place and old.scope is None for old in given)
             return self._is_held(instead_of, want, given) if is_left else self._is_in_pool(want, given)
@@ -247,10 +247,8 @@ class KubernetesStore(PoolReadings):
         return not self._is_leftover(found, want)
 
     def _at(self, place: Want, instead_of: Sequence[Lease]) -> list[Lease]:
-        """The leases at the address of `place`, in its pool or scope, that the claim replaces.
-
-        They include leases that an earlier claim, with an unknown outcome, was meant to replace.
-        """
+        """The leases at the address of `place`, in its pool or scope, that the claim replaces, or that an earlier claim
+        with an unknown outcome was to replace."""
         return [old for old in (*instead_of, *self._doubtful) if old.place == place.place or old.excludes(place)]
 
     def _patched(
@@ -276,13 +274,13 @@ class KubernetesStore(PoolReadings):
                     raise
 
     def _standing(self, name: str, places: Iterable[int]) -> Changes:
-        """The allocation of a pool at each of the addresses `places`, by address; None where there is no allocation."""
+        """{address: allocation} of a pool for the addresses `places`; None for an address without allocation."""
         pool = self._pool(name)
         entries = pool.entries if pool else {}
         return {value: entries[value].document if value in entries else None for value in places}
 
     def _reserve(self, leases: list[Lease], instead_of: Sequence[Lease], undo: Undo) -> list[Want]:
-        """Reserve each address in its scope; return [the first of `leases` that another lease prevents], or []."""
+        """Reserve each address in its scope. Return [the first of `leases` whose address another lease has] or []."""
         for lease in leases:
             if lease.scope is None:
                 continue
@@ -337,7 +335,6 @@ class KubernetesStore(PoolReadings):
             self._forget_reservation(former)
 
     def _give_back(self, lease: Lease, former: Lease) -> None:
-        """Give the reservation of `lease` back to `former`."""
         found = self._reservation(lease)
         if found and found.is_of(lease):
             try:

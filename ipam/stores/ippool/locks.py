@@ -21,7 +21,7 @@ from ipam.stores.apiserver import Api
 from ipam.stores.base import SHARED_SECONDS
 
 DIRECTORY = "/run/railcni"
-_SECONDS = 30.0  # the least wait, so that many DELs all get the lock; but `seconds` below SHARED_SECONDS are kept
+_SECONDS = 30.0  # the least wait, so that many DELs all get the lock; but a limit below SHARED_SECONDS counts
 _SHARE = 0.9  # of a call's time; the rest is for a claim without the lock
 _LONGEST = 120.0  # seconds to wait while others release the lock: where nodes contend, each claim may take seconds
 

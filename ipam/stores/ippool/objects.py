@@ -1,6 +1,6 @@
 """The objects of whereabouts v0.9.4, and the patches that change them. Pure: no I/O, no clock.
 
-IPPool: the allocations of a range. The key of each is the offset from the address in spec.range, in decimal digits. An
+IPPool: the allocations of a range. The key of each is its offset from the address in spec.range, in decimal digits. An
 offset of 2^63 or more is read and kept, but never allocated, since whereabouts would drop it at its next write.
 OverlappingRangeIPReservation: the reservation of one address in a scope. Its name begins with the scope.
 
@@ -103,14 +103,12 @@ class IPPool:
     """An IPPool as it was read. `entries` are its allocations by the value of the address.
 
     `size` is the size of its JSON in bytes without managedFields, which each patch removes. `stray` are the keys of
-    allocations that are no valid offsets. `scope` and `leases` are empty until `read_leases`.
+    allocations at invalid offsets. `scope` and `leases` are empty until `read_leases`.
     """
 
     def __init__(self, document: dict[str, Any], size: int, moves: bool = False) -> None:
-        """`size` is the size of `document` in bytes. `moves`: accept a closed pool, for a migration.
-
-        Raises Closed if the pool is closed, ValueError if spec.range is wrong.
-        """
+        """`size` is the size of `document` in bytes. `moves`: accept a closed pool, for a migration. Otherwise raises
+        Closed for a closed pool. Raises ValueError for a wrong spec.range."""
         metadata = document.get("metadata") or {}
         self.name: str = metadata.get("name") or ""
         self.uid: str = metadata.get("uid") or ""
@@ -178,12 +176,12 @@ class IPPool:
             self.leases.append(lease)
 
     def former(self) -> dict[str, int]:
-        """The offset of the last address of each pod's interface, by NAMESPACE/NAME/IFNAME."""
+        """{NAMESPACE/NAME/IFNAME: offset} of the last address of each pod's interface."""
         found = self._memory(FORMER)
         return {name: offset for name, offset in found.items() if isinstance(offset, int)}
 
     def cooling(self, now: int) -> dict[str, list[Any]]:
-        """[end, interface] of each cooldown that has not ended at `now`, by offset; times in seconds since 1970."""
+        """{offset: [end, interface]} of the cooldowns that have not ended at `now`; times are in seconds since 1970."""
         found = self._memory(COOLING)
         return {
             offset: kept
@@ -346,10 +344,8 @@ class Reservation:
         self.place(scopes)
 
     def place(self, scopes: Iterable[str]) -> None:
-        """Split the name into scope and address, after the longest of `scopes` that an address follows.
-
-        If there is none, split at the first "-" that an address follows.
-        """
+        """Split the name into scope and address, after the longest of `scopes` that an address follows. If none fits,
+        split at the first "-" that an address follows."""
         known = sorted(scopes, key=len, reverse=True)
         split = (self.name[:at] for at, sign in enumerate(self.name) if sign == "-" and at)
         self.address, self.lease.scope = None, ""
@@ -372,7 +368,7 @@ class Reservation:
         return self.lease.scope, self.address
 
     def is_of(self, lease: Lease) -> bool:
-        """Whether the reservation names the container of `lease`, or only the pod of `lease`; sequences may differ."""
+        """Whether the reservation names the container of `lease`, or no container but its pod; sequences may differ."""
         own = self.lease
         if own.ifname and lease.ifname and own.ifname != lease.ifname:
             return False

@@ -26,9 +26,9 @@ _CONTENDED_SECONDS, _LONGEST_PAUSE = 60.0, 5.0
 class PoolReadings(ObjectStore):
     """The readings of a session, and changes to what was read. A pool is read under the node's lock of the pool.
 
-    The store's reference (Store.record) has these members: `pools`, in which an attachment may have leases (absent:
-    all pools); `node`, whose slices these pools are (absent: the pools are whole ranges); `moves`: use closed pools
-    too, for a migration.
+    Members of the store's reference (Store.record): `pools`, the pools in which an attachment may have leases (absent:
+    all); `node`, the node whose slices these pools are (absent: the pools are whole ranges); `moves`, whether a
+    migration uses closed pools too.
     """
 
     def _prepare(self) -> None:
@@ -60,7 +60,6 @@ class PoolReadings(ObjectStore):
         return [self._parsed(found, 0) for found in self.api.list_all(POOLS) if not objects.is_closed(found)]
 
     def _pool(self, name: str) -> IPPool | None:
-        """The pool with this name; None if there is none."""
         if name not in self._read_pools:
             self._locks.take()
             try:
@@ -107,10 +106,8 @@ class PoolReadings(ObjectStore):
         return self._lease(pool, entry) if pool and entry else None
 
     def _completed(self, lease: Lease, by_container: bool = False) -> Lease:
-        """`lease` with the data of its reservation, if no record has them. Without a reservation, its scope is None.
-
-        With `by_container`, a reservation that names no container does not count.
-        """
+        """`lease` with the data of its reservation, if no record has them. Without a reservation, the scope is None.
+        With `by_container`, a reservation that names no container does not count."""
         found = self._reservation(lease)
         own = found is not None and found.is_of(lease) and not (by_container and not found.lease.container_id)
         if lease.sequence == 0 and found and own:
@@ -187,10 +184,8 @@ class PoolReadings(ObjectStore):
         )
 
     def _create(self, name: str, family: int, changes: Changes) -> None:
-        """Create a pool for `changes`, but empty: otherwise a create that arrives late would lease addresses.
-
-        Raises Conflict if the pool exists, or OutcomeUnknown.
-        """
+        """Create a pool for `changes`, but empty: otherwise a create that arrives late would lease addresses. Raises
+        Conflict if the pool exists, or OutcomeUnknown."""
         try:
             cidr = range_of(name, family, next(iter(changes)))
         except ValueError:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def narrow(config: IpamConfig, network: str, seconds: float, take: bool) -> None:
-    """Set the range of `config` to this node's slice, else to a free slice; `take`: assign the free slice to the node.
+    """Set the range of `config` to this node's slice, else to a free slice, which `take` assigns to the node.
 
     Raises TryAgainLater when no slice is left, InvalidConfig for a configuration that does not fit the NodeSlicePool,
     and the errors of the API server.
@@ -74,7 +74,7 @@ def _slice(api: Api, name: str, network_name: str, node: str, rng: Range, take: 
 
 
 def _read(api: Api, name: str) -> tuple[str, list[tuple[str, str]]]:
-    """(resourceVersion, (node, CIDR) of each slice) of a NodeSlicePool; the node is "" for a free slice."""
+    """(resourceVersion, list of slices) of a NodeSlicePool. A slice is (node, CIDR), with node "" for a free slice."""
     try:
         document, _ = api.get(SLICES, name)
     except NotFound:
