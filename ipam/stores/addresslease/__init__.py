@@ -83,8 +83,8 @@ class AddressLeaseStore(ObjectStore):
                 refuse_elsewhere(self.api, want.pool)
 
     def find(self, attachment: Attachment) -> list[Lease]:
-        """As Store.find, but without a search if all leases in the attachment's record still exist. It then has no others,
-        since a claim makes all of its leases or none."""
+        """As Store.find, but without a search if all leases in the attachment's record still exist: the attachment has
+        no others, since a claim makes all of its leases or none."""
         with self.session():
             recorded = [lease for lease in self._known() if lease.attachment == attachment]
             found = self._standing(recorded)
@@ -345,8 +345,8 @@ class AddressLeaseStore(ObjectStore):
     def forget(self) -> None:
         """Delete objects that the store no longer needs.
 
-        These are objects whose cooldown has ended; objects that make late creates fail, when none can arrive any more;
-        and the oldest objects that remember former addresses of pods.
+        These are objects whose cooldown has ended, the oldest objects that remember former addresses of pods, and
+        objects that make late creates fail, as soon as no late create can arrive any more.
         """
         now = time.time_ns()
         try:

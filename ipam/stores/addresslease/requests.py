@@ -160,7 +160,7 @@ class Objects:
     def is_mixed(self, place: Want) -> bool:
         """Whether the objects of the pool of `place` may have both kinds of names: with a scope, and with a pool.
 
-        The annotation of the pool's closed IPPool tells this; add the kind of `place` to the annotation first. Raises
+        An annotation of the pool's closed IPPool lists the kinds; the kind of `place` is first added to it. Raises
         InvalidConfig when the leases of the pool are in IPPools.
         """
         api, name = self.api, place.pool

@@ -146,7 +146,7 @@ class IPPool:
                 self.stray.append(key)
 
     def named_scope(self, node: str = "") -> str | None:
-        """The scope of leases that no record has: the part of the pool's name before the range; None without a range.
+        """The scope of leases without a record: the part of the pool's name before its range; None without a range.
 
         In the pool of a node slice, `node` stands between the scope and the range.
         """
