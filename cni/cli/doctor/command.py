@@ -1,4 +1,4 @@
-"""railcni doctor: what keeps RDMA of pods from working on this node, and what to do about it."""
+"""railcni doctor: finds what keeps RDMA in pods from working on this node, and names remedies."""
 
 from __future__ import annotations
 
@@ -102,9 +102,9 @@ def _print(found: DoctorReport, verbose: bool) -> None:
 
 
 def _folded(findings: Iterable[Observation]) -> list[Observation]:
-    """Merge findings that differ only in the subject, such as those of eight NICs, into one with all subjects. PCI
-    addresses in the remedies may differ too; the merged finding has the first remedy. OK findings are not merged.
-    Different checks that were skipped for the same reason become one finding, whose `check` is "N checks"."""
+    """Merge findings that differ only in the subject, or in PCI addresses in the remedy. The merged finding has all
+    subjects and the first remedy. OK findings are not merged. Checks that were skipped for the same reason become one
+    finding, whose `check` is "N checks"."""
     groups: dict[object, list[Observation]] = {}
     for one in findings:
         found = _ADDRESS.sub("", one.found) if one.level == UNKNOWN else one.found
@@ -123,8 +123,8 @@ def _folded(findings: Iterable[Observation]) -> list[Observation]:
 
 
 def features(report: DoctorReport) -> dict[str, str]:
-    """The node's labels for node-feature-discovery, by name. The values are chosen so that they seldom change, since
-    each change is a write to the API server."""
+    """Return the values of the node's labels for node-feature-discovery, by label name. The values seldom change: each
+    change is a write to the API server."""
     ports = [p for p in report.facts.ports if p.is_active]
     rates = [int(p.speed) for p in ports if p.speed is not None]
     mtus = [p.roce_mtu for p in ports if p.roce_mtu is not None]
@@ -146,9 +146,8 @@ def features(report: DoctorReport) -> dict[str, str]:
 def write_features(report: DoctorReport, path: str) -> None:
     """Write the labels to the file `path`, or to stdout for "-". Raises IoFailure if the file cannot be written.
 
-    The file is first written under a hidden name, and then renamed: the worker of node-feature-discovery reads the folder
-    all the time, and ignores hidden files (its customization guide, "Local feature source").
-    """
+    The file has a hidden name until it is complete. The worker of node-feature-discovery ignores hidden files (its
+    customization guide, "Local feature source")."""
     lines = "".join(f"{name}={value}\n" for name, value in features(report).items())
     if path == "-":
         sys.stdout.write(lines)

@@ -20,8 +20,8 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class Observation:
-    """A finding of a check: `found` is the state of `subject`, `healthy` the wanted state, `remedy` how to reach that
-    state. `healthy` and `remedy` are "" if nothing is wrong."""
+    """A finding of a check. `found` is the state of `subject`, `healthy` the wanted state, and `remedy` how to reach
+    the wanted state. `healthy` and `remedy` are "" if nothing is wrong."""
 
     level: str
     subject: str
@@ -45,7 +45,7 @@ broken = partial(Observation, FAULT)
 
 @dataclass(frozen=True)
 class Check:
-    """A check in the tables of report.py, skipped when a check that it `needs` has found a fault or was skipped."""
+    """A check in the tables of report.py. It is skipped if a check in `needs` has found a fault or was skipped."""
 
     name: str
     title: str

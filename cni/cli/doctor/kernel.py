@@ -47,7 +47,7 @@ _KNOWN = (*(name for name, _, _ in _NEEDED), *_COMPANIONS.values())
 _MELLANOX = "15b3"
 STRICT = 1
 ELSEWHERE = "0.0.0.0/0"  # stands for peers outside a link's subnets
-_MOST_NEIGHBOURS = 32  # addresses of a subnet to try, until one is not of this namespace
+_MOST_NEIGHBOURS = 32  # addresses of a subnet to try, until one belongs to another host
 _STRANGERS = ("192.0.2.1", "198.51.100.1", "203.0.113.1")  # addresses that no host has: RFC 5737
 
 
@@ -132,7 +132,7 @@ def _node(path: str, wanted: str) -> Observation:
 
 
 def check_devices(names: Sequence[str], modules: Modules, moved: bool) -> Iterator[Observation]:
-    """Check that there is a verbs device. `moved`: the plugin `rdma` may have moved all of them into pods."""
+    """Check that there is a verbs device. `moved`: the plugin `rdma` may have moved all verbs devices into pods."""
     if names:
         yield ok("verbs devices", ", ".join(names))
         return
@@ -208,8 +208,8 @@ def read_parameters(netdev: str, networks: Sequence[str] = (), proc: str = "/pro
 
 
 def _answers(networks: Sequence[str]) -> dict[str, str]:
-    """For each subnet of `networks`, and for ELSEWHERE (all other addresses), the link by which this thread's namespace
-    sends replies to peers there."""
+    """Map each subnet of `networks`, and ELSEWHERE (all other addresses), to the link by which this thread's namespace
+    sends replies to peers in that subnet; "" without a route."""
     found: dict[str, str] = {}
     with Rtnl() as rtnl:
         names = {link.index: link.name for link in rtnl.links()}
@@ -243,8 +243,8 @@ def check_parameters(read: Mapping[str, LinkParameters], subnets: Mapping[str, S
 
 
 def _check_filter(netdev: str, parameters: LinkParameters) -> Observation:
-    """Judge the rp_filter of a link. Strict mode is a fault if it drops packets from the link's own subnets, and gives
-    advice if it drops only packets from other addresses."""
+    """Judge the rp_filter of a link. Strict mode is a fault if it drops packets from the link's own subnets. The
+    finding is only advice if it drops only packets from other addresses."""
     value = parameters.rp_filter
     if value is None:
         return unknown(netdev, "rp_filter cannot be read")

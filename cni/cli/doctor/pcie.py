@@ -144,7 +144,7 @@ def _unread(place: str) -> str:
 
 
 def _link(place: str, which: str) -> PcieLink:
-    speed = text(f"{place}/{which}_link_speed").split(" ")[0]  # "32.0 GT/s PCIe"; "Unknown" of virtual functions
+    speed = text(f"{place}/{which}_link_speed").split(" ")[0]  # "32.0 GT/s PCIe"; virtual functions have "Unknown"
     width = text(f"{place}/{which}_link_width")
     try:
         return PcieLink(float(speed), int(width) if width.isdigit() else 0)
@@ -153,8 +153,8 @@ def _link(place: str, which: str) -> PcieLink:
 
 
 def _read(setting: Callable[[bytes], bool | None], place: str) -> bool | str:
-    """Read a setting of the PCI device with the sysfs folder `place`: the function `setting` takes it from the
-    configuration space. If it is not known, return the reason."""
+    """The value that the function `setting` finds in the configuration space of the PCI device with the sysfs folder
+    `place`. If the value is not known, return the reason."""
     try:
         with open(f"{place}/config", "rb") as file:
             config = file.read(4096)

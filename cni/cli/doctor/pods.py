@@ -1,8 +1,8 @@
 """Checks of RDMA in pods: each address of a link over a RoCE port needs a GID whose netdev is that link.
 
 A pod's link is over an RDMA port in two cases: it is the port's netdev, moved into the pod; or it is a macvlan or
-similar link on that netdev, or on a VLAN or bond above that netdev. The checks of all pods are pure, those of a single
-pod are not.
+similar link on that netdev, or on a VLAN or bond above that netdev. The checks of all pods do no I/O; those of a
+single pod do.
 """
 
 from __future__ import annotations
@@ -306,10 +306,11 @@ class PodClaim:
 
 
 def read_claims(kubelet: str, root: str = "") -> list[PodClaim]:
-    """Read the claims for devices of `railcni dra`: those in kubelet's file below the folder `kubelet`, then those that
-    only the driver has recorded. Raises OSError or ValueError if the file or a record cannot be read."""
+    """Read the claims for devices of `railcni dra`: first the claims in kubelet's file below the folder `kubelet`, then
+    claims that only the driver has recorded. Raises OSError or ValueError if the file or a record cannot be read."""
     entries, found = _claims_of_kubelet(f"{kubelet}/dra_manager_state"), []
-    prepared = {one["uid"]: one for one in records(records_folder(kubelet))}  # read last: a claim is prepared first
+    # These records are read last: else a claim that is prepared meanwhile could be in kubelet's file alone.
+    prepared = {one["uid"]: one for one in records(records_folder(kubelet))}
     for entry in entries:
         record = prepared.pop(entry["ClaimUID"], None)
         if record is not None or DRIVER in (entry.get("DriverState") or {}):
@@ -331,7 +332,7 @@ def _claims_of_kubelet(path: str) -> list[dict[str, Any]]:
 
 
 def check_node_claims(claims: Sequence[PodClaim], kubelet: str) -> Iterator[Observation]:
-    """Count the prepared claims; find those whose pods are all gone: kubelet has no folder for such a pod."""
+    """Report the number of prepared claims, and the claims whose pods are all gone (kubelet has no folder for them)."""
     prepared = [claim for claim in claims if claim.record is not None]
     lost = [c for c in prepared if not any(os.path.isdir(f"{kubelet}/pods/{uid}") for uid in c.pods)]
     if prepared:
@@ -362,7 +363,7 @@ def check_claims(
         for device in claim.record["devices"]:
             place = f"{device['device']} of {subject}"
             function = known.get(device["function"])
-            if function is None and ":" in device["function"]:  # a device of all NICs of a resource has no address
+            if function is None and ":" in device["function"]:  # not for all NICs of a resource
                 found = f"{device['function']} is gone, or its driver holds it"
                 yield broken(place, found, "on this node", "see the kernel's log, and delete the pod when it is back")
             elif down := [p for p in ports if function and p.device in function.verbs and not p.is_active]:
@@ -380,7 +381,7 @@ def check_claims(
 
 
 def _is_used(function: Function, sandbox: NamespaceView, links: Sequence[AttachedLink]) -> bool:
-    """Whether a link of the pod is a netdev of the function, or a macvlan or the like on such a netdev."""
+    """Whether a link of the pod is a netdev of the function, or a macvlan or similar link on such a netdev."""
     return any(i.lower in function.netdevs or i.device == function.id for i in sandbox.interfaces) or any(
         port.device in function.verbs for link in links for port in link.ports
     )

@@ -31,7 +31,7 @@ from cni.node.inventory.topology import beside, text
 from cni.shared.kernel import dcb, rdma_sysfs
 from cni.shared.kernel.links import Rtnl
 
-NEARLY_FULL = 0.8  # the share of a GID table in use from which doctor and the plugins warn
+NEARLY_FULL = 0.8  # doctor and the plugins warn if this share of a GID table is in use
 
 PortCounts = Mapping[Port, Counts]
 _PRIORITIES = range(8)
@@ -74,8 +74,8 @@ def _remedy(port: Port, up: bool | None) -> str:
 
 
 def check_mtu(ports: Sequence[Port], management: Collection[str]) -> Iterator[Observation]:
-    """Find netdevs whose MTU is too small for RoCE MTU 4096: a fault, but only advice for netdevs in `management`,
-    which carry the node's own traffic."""
+    """Find netdevs whose MTU is too small for RoCE MTU 4096. This is a fault, but only advice for netdevs in
+    `management`, which carry the node's own traffic."""
     least = rdma_sysfs.MTU_FOR_WHOLE_ROCE
     healthy = f"MTU {least} or more, so RoCE MTU {rdma_sysfs.WHOLE_ROCE_MTU}; 9000 is usual"
     for port in (port for port in ports if port.is_active and port.is_roce):
@@ -208,8 +208,8 @@ class Congestion:
 
 
 def read_congestion(port: Port, driver: str, root: str = "/sys", live: bool = True) -> Congestion:
-    """Read the congestion settings of the port's netdev: from sysfs, and by netlink only if the netdev is in this
-    thread's namespace (`live`)."""
+    """Read the congestion settings of the port's netdev from sysfs and, if `live`, by netlink. `live`: the netdev is in
+    this thread's namespace."""
     told = None
     if live:
         with Rtnl() as socket:
@@ -276,7 +276,7 @@ def _congestion_faults(netdev: str, told: Congestion) -> Iterator[tuple[str, str
 
 
 def _missed(netdev: str, told: Congestion, pfc: tuple[int, ...]) -> Iterator[tuple[str, str, str]]:
-    """Yield settings that give RoCE packets a priority not in `pfc`, the lossless ones, as (reason, wanted, remedy)."""
+    """Yield (reason, wanted, remedy) for each setting that gives RoCE packets a priority outside `pfc`."""
     lossless = ", ".join(map(str, pfc))
     if told.trust == "pcp" and 0 not in pfc and (told.classes or not told.has_vlan):
         marked = "".join(f", {place} {tos}," for place, tos in told.classes.items())

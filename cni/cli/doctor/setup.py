@@ -45,7 +45,7 @@ _LIFT = "LimitMEMLOCK=infinity in the container runtime's systemd unit (of CRI-O
 _IPC_LOCK = 14  # include/uapi/linux/capability.h
 _ALL_USERS = 4294967295  # in uid_map of the host's user namespace
 _NAMES = ("addressleases", "abandoned", "tokens", "names", "lost-nodes", "events")
-POLICIES = {  # bindings of admission policies, by the file below conf/kubernetes that has them
+POLICIES = {  # file below conf/kubernetes -> the bindings of admission policies that it has
     "admission.yaml": [f"railcni-{name}" for name in _NAMES],
     "dra/rbac.yaml": ["railcni-dra", "railcni-dra-claims"],
 }
@@ -74,8 +74,8 @@ def check_plugins(folders: Sequence[str]) -> Iterator[Observation]:
 
 
 def _plugin(path: str, ours: bool) -> Observation:
-    """Check that a plugin answers VERSION, and find its release. A Go plugin prints the release if it is called
-    without a verb (skel of containernetworking/cni) or with --version (rdma, multus-shim). `ours`: it is of railcni."""
+    """Check that a plugin answers VERSION, and find its release. A Go plugin prints the release if it is called without
+    a verb (skel of containernetworking/cni) or with --version (rdma, multus-shim). `ours`: the plugin is railcni's."""
     healthy, remedy = "a plugin that answers VERSION", "install it again"
     try:
         about = _run([path], {})
@@ -101,7 +101,7 @@ def _run(command: Sequence[str], environ: dict[str, str]) -> str:
 
 
 def network_files(directory: str) -> list[NetworkFile]:
-    """The networks in `directory`, as a runtime finds them there."""
+    """Read the network files in `directory` that a runtime reads."""
     files = []
     for path in networks.files(directory, JSON):
         found, faults = [], tuple(lint([path]))
@@ -151,15 +151,15 @@ def check_policy(masters: Collection[str]) -> Iterator[Observation]:
 
 
 def _store_of(config: str) -> stores.Choice | None:
-    """The store of leases that the flat file (whereabouts.conf) `config` names. "" means the installed flat file;
-    return None if no flat file is installed."""
+    """The store of leases that the flat file (whereabouts.conf) at the path `config` names. The path "" means the
+    installed flat file; return None if no flat file is installed."""
     if not config and not any(os.path.exists(path) for path in source.PATHS):
         return None
     return stores.of_flat_file(config)
 
 
 def check_store(config: str = "") -> Iterator[Observation]:
-    """Check that the lease store named by the flat file `config` answers; "" means the installed flat file."""
+    """Check that the lease store in the flat file at the path `config` answers; "" means the installed flat file."""
     subject, begun = "store: the flat file's", time.monotonic()
     try:
         choice = _store_of(config)
@@ -225,14 +225,14 @@ def check_pending(state: str) -> Iterator[Observation]:
 
 
 def may_lock(process: str) -> bool:
-    """Whether the process with this directory in /proc has IPC_LOCK in effect in the host's user namespace, where the
-    kernel looks for this capability (ib_umem_get in drivers/infiniband/core/umem.c)."""
+    """Whether IPC_LOCK is in effect for a process in the host's user namespace, where the kernel looks for this
+    capability (ib_umem_get in drivers/infiniband/core/umem.c). `process` is a directory /proc/PID."""
     effective = int("".join(_status(process, "CapEff")) or "0", 16)
     return bool(effective >> _IPC_LOCK & 1) and text(f"{process}/uid_map").split() == f"0 0 {_ALL_USERS}".split()
 
 
 def user_of(process: str) -> int | None:
-    """The effective user ID of the process; None if it cannot be read."""
+    """The effective user ID of the process with the directory `process` in /proc; None if it cannot be read."""
     users = _status(process, "Uid")
     return int(users[1]) if users else None
 
@@ -243,8 +243,8 @@ def _status(process: str, key: str) -> list[str]:
 
 
 def memlock_of(process: str) -> int | None:
-    """The soft limit of locked memory, in bytes, of the process with this directory in /proc: -1 for no limit, None if
-    this user may not read it."""
+    """The soft limit of locked memory, in bytes, of the process with the directory `process` in /proc. -1 means no
+    limit, None that this user may not read the limit."""
     soft = re.search(r"^Max locked memory +(\S+)", text(f"{process}/limits"), re.MULTILINE)
     return None if soft is None else _UNLIMITED if soft[1] == "unlimited" else int(soft[1])
 
@@ -262,8 +262,8 @@ def check_runtimes(proc: str = "/proc") -> Iterator[Observation]:
 
 
 def check_process(process: str, limit: int | None, may_lock: bool, user: int | None) -> Observation:
-    """Check whether a process of a pod can lock enough memory. `may_lock`: it has IPC_LOCK in the host's user namespace.
-    `user` is its user ID; None if that cannot be read."""
+    """Check whether a process of a pod can lock enough memory. `limit`, `may_lock` and `user` are the results of
+    `memlock_of`, `may_lock` and `user_of` for this process."""
     if may_lock:
         return ok(f"memlock of {process}", "unlimited, since it has the capability IPC_LOCK")
     remedy = f"{_LIFT}, or the capability IPC_LOCK in the container"
