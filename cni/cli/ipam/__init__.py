@@ -36,8 +36,8 @@ _LEASES |= {"container": "containerID", "since": "created", "node": "node"}  # t
 
 
 def register(commands: subcommand.Commands, anywhere: bool = False) -> list[argparse.ArgumentParser]:
-    """Add the command `ipam`, or with `anywhere` only those of its subcommands that can run outside of a node. Return
-    the parsers of the subcommands."""
+    """Add the command `ipam`; return the parsers of its subcommands. With `anywhere`, the command has only subcommands
+    that can run outside of a node."""
     about = "show pools and leases, find and free the leases of pods that are gone"
     of_ipam = subcommand.add_group(commands, "ipam", about, "COMMAND")
     pools = subcommand.add(of_ipam, "pools", "list the pools, with their size and use", run=_pools, lists=True)
@@ -70,7 +70,7 @@ def register(commands: subcommand.Commands, anywhere: bool = False) -> list[argp
 
 
 def _read(options: argparse.Namespace, pool: str = "") -> tuple[list[Choice], list[Snapshot]]:
-    """Read the lease stores that the options choose; if `pool` is given, only this pool. Return (stores, contents)."""
+    """Read the stores of leases that the options choose, or only the pool `pool`. Return (stores, their snapshots)."""
     choices = stores.choose(options)
     with output.progress() as say:
         return choices, [read(choice, say, pool) for choice in choices]
@@ -140,7 +140,7 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _place(choice: Choice, leases: list[Lease]) -> None:
-    """For each lease without a node, set the node of its living pod, if this user may read pods."""
+    """Give each lease without a node the node of its living pod, if this user may read pods."""
     cluster = Cluster(choice.kubeconfig, choice.namespace)
     try:
         for lease in leases:
@@ -170,7 +170,7 @@ def _flush(options: argparse.Namespace) -> int:
     if options.dry_run:
         _print_flushed(options, (), before.values())
         return int(bool(before))
-    for choice in choices:  # with two stores, each retries the releases that the other has left
+    for choice in choices:  # of two stores, the second retries what the first has left
         left = upkeep.flush(Records(log=Log()), choice.store_ref, _FLUSH_SECONDS)
     if left and options.drop:
         left -= _drop(options)
@@ -181,7 +181,7 @@ def _flush(options: argparse.Namespace) -> int:
 
 
 def _unended() -> dict[tuple[str, str, str], dict[str, Any]]:
-    """The attachments with pending release, pending DEL or missing namespace, by (network, containerID, ifname)."""
+    """Attachments with a pending release or DEL, or a missing namespace, by (network, containerID, ifname)."""
     waiting = {}
     for one in recorded.found():
         is_gone = one["netns"] and not one["alive"]
@@ -217,8 +217,8 @@ def _drop(options: argparse.Namespace) -> int:
 
 
 def _pool(text: str) -> str:
-    """The name of the pool that `text` means: a pool's name, or the CIDR of a range of networks without network_name.
-    Raises ValueError for other text."""
+    """The name of the pool that `text` means: `text` itself, or the pool's name if `text` is the CIDR of a range
+    without network_name. Raises ValueError for other text."""
     if "/" in text:
         parse_cidr(text)
     elif not text or text.strip() != text:

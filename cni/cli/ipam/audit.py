@@ -32,8 +32,8 @@ _KEYS = {f.name: f.name for f in fields(Finding)} | {"container_id": "containerI
 
 @dataclass(frozen=True)
 class Report:
-    """The part of a report that `reclaim` reads: the identities of the stores, the time of the audit, and the findings
-    whose leases or reservations are to be freed."""
+    """The part of a report that `railcni ipam reclaim` reads: the identities of the stores, the time of the audit, and
+    the findings whose leases or reservations may be freed (`dead`)."""
 
     stores: Sequence[Mapping[str, Any]]
     created: datetime
@@ -84,7 +84,7 @@ def register(commands: subcommand.Commands) -> None:
 
 
 def seen_twice(choices: Sequence[Choice], say: Callable[[str], object]) -> snapshot.Audit:
-    """Make two audits; return the second, with only the findings that both have."""
+    """Make two audits; return the second audit with only the findings that both have."""
     first = snapshot.audit(choices, say)
     if not first.findings:
         return first

@@ -106,11 +106,9 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _complete(found: Snapshot, network: str) -> None:
-    """Set the network of each lease without one to `network`, or else to the only network of its pool. Clear the node
-    of a lease without boot ID or namespace, since the node would take the lease for one of an earlier boot.
-
-    Raises InvalidConfig for leases of IPAMClaims, and if the network of a lease is not known.
-    """
+    """Complete the leases in `found`. A lease without a network gets `network` or, if this is "", the only network of
+    the lease's pool. A lease without boot ID or namespace loses its node, since the node would take the lease for one
+    of an earlier boot. Raises InvalidConfig for leases of IPAMClaims, and if the network of a lease is not known."""
     if claimed := ", ".join([lease.text for lease in found.leases if lease.claimed][:10]):
         why = f"addresses of IPAMClaims cannot be kept elsewhere: {claimed}"
         raise InvalidConfig(f"{why}; leave their network where it is")
@@ -123,7 +121,7 @@ def _complete(found: Snapshot, network: str) -> None:
         if not lease.network:
             why = f"{len(known)} NADs name that pool; name it with --network"
             raise InvalidConfig(f"the network of {_shown(lease)} ({lease.user()}) is not known: {why}")
-        if not (lease.boot_id and lease.netns):  # its node would take the lease for one of an earlier boot
+        if not (lease.boot_id and lease.netns):
             lease.node, lease.boot_id, lease.netns, lease.machine = "", "", "", ""
         lease.scope = None if lease.pool in unreserved else lease.scope
 
@@ -182,7 +180,7 @@ def read_host_local(
             cached = known.get((container, ifname))
             args = dict(cached.args) if cached else {}
             pod = (args.get("K8S_POD_NAMESPACE", ""), args.get("K8S_POD_NAME", ""), args.get("K8S_POD_UID", ""))
-            netns = cached.netns if cached else ""  # without netns no node, or the namespace would count as gone
+            netns = cached.netns if cached else ""  # without netns, the node would judge the namespace to be gone
             where = (host, boot_id(), netns) if netns else ("", "", "")
             found.append(Lease(want, Owner(Attachment(network, container, ifname), pod, *where, sequence)))
     if strays:
@@ -219,15 +217,12 @@ def _host_local_entry(path: str) -> tuple[str, str, int] | None:
 
 
 def _shown(lease: Lease) -> str:
-    """The text of a lease in messages: its address and pool."""
     return f"{lease.text} of {lease.pool}"
 
 
 class _Migration:
-    """A migration of leases from one store to another. It is refused if the source is missing, or is the target.
-
-    `_pools` are the IPPools if leases are moved between a cluster's IPPools and AddressLeases; else None.
-    """
+    """A migration of leases from one store to another. Raises InvalidConfig if the source is missing, and ends the
+    command if it is also the target. `_pools` is None except in a move between a cluster's two stores."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         source: Choice
@@ -248,12 +243,9 @@ class _Migration:
         self._progress: Callable[[str], object] = str
 
     def run(self, progress: Callable[[str], object]) -> dict[str, int]:
-        """Copy until the target has all leases. Raises InvalidConfig, with nothing written, if an address has another
-        holder in the target.
-
-        Returns a count for each kind of change to leases and to this node's records; a dry run only predicts the
-        counts.
-        """
+        """Copy until the target has all leases. Return a count for each kind of change to leases and to this node's
+        records; a dry run only predicts the counts. Raises InvalidConfig before any change if an address has another
+        holder in the target, and TryAgainLater if the source gets new leases during each pass."""
         options, self._progress = self._options, progress
         self._progress("reading the source")
         if options.dry_run:
@@ -313,14 +305,14 @@ class _Migration:
 
     def _opened(self, choice: Choice, leases: Iterable[Lease], use: int = CREATE) -> Store:
         """Open the store `choice`. `use` is READ, or CREATE to make a missing store. An IPPool store locks the pools of
-        `leases`. In a move between a cluster's two stores, it accepts claims also in ranges of the other store."""
+        `leases`. In a move between a cluster's two stores, claims in ranges of the other store are accepted."""
         store_ref: dict[str, Any] = {**choice.store_ref, "moves": self._pools is not None}
         if choice.kind == "kubernetes":
             store_ref["pools"] = sorted({lease.pool for lease in leases})
         return kinds.open_store(store_ref, use, seconds=SECONDS)
 
     def _planned(self, leases: list[Lease]) -> tuple[list[list[Lease]], list[Lease]]:
-        """Return (leases to copy to the target, a list for each attachment; leases that the target already has). Raises
+        """Return (a list for each attachment with the leases to copy, the leases that the target already has). Raises
         InvalidConfig if an address has another holder in the target."""
         self._progress(f"comparing {len(leases)} leases")
         copy: dict[tuple[object, ...], list[Lease]] = {}
@@ -355,15 +347,15 @@ class _Migration:
             self._progress(f"{len(self._copied)} leases copied")
 
     def _take_back(self, leases: list[Lease]) -> None:
-        """Release in the target the copied leases that are missing in `leases`: a DEL has freed them in the source."""
+        """Release the copied leases that are not in `leases`, the source's leases now: a DEL has freed them there."""
         there = {lease.key() for lease in leases}
         if gone := [lease for key, lease in self._copied.items() if key not in there]:
             self._taken_back += self._opened(self._target, gone).release(gone)
             self._copied = {key: lease for key, lease in self._copied.items() if key in there}
 
     def _switch_records(self, leases: list[Lease]) -> int:
-        """In each record of this node whose attachment has one of `leases`, or a pool closed to claims, replace the
-        source by the target as the record's store. Return the number of changed records."""
+        """Replace the source by the target in the records of this node whose attachment has one of `leases`, or a pool
+        that is closed to claims. Return the number of changed records."""
         source_ref = self._source.store_ref
         moved = {lease.attachment.key() for lease in leases}
         closed = self._pools.closed() if self._pools else set()

@@ -25,8 +25,8 @@ from ipam.stores.ippool import objects
 
 
 class Pools:
-    """The IPPools of a cluster. `closes`: the leases are moved to AddressLeases, and the pools are closed; otherwise the
-    leases are moved to the pools."""
+    """The IPPools of a cluster. If `closes`, the leases are moved to AddressLeases, and the pools are closed; otherwise
+    the leases are moved to the pools."""
 
     def __init__(self, choice: Choice, closes: bool) -> None:
         self.closes = closes
@@ -36,8 +36,8 @@ class Pools:
         self._moved: list[Lease] = []
 
     def moved_from(self, found: Snapshot) -> list[Lease]:
-        """Remember the pools' resourceVersions in `found`, for `close` to compare. Return the leases of the pools
-        that `close` has closed so far. Raises InvalidConfig if a network has node_slice_size."""
+        """Keep the pools' resourceVersions in `found`, which `close` compares. Return the leases of the pools that
+        `close` has closed so far. Raises InvalidConfig if a network has node_slice_size."""
         if sliced := [n.name for n in found.networks if n.sliced]:
             why = "it has node_slice_size, which datastore addresslease does not take"
             remedy = "Leave it out of that network first"
@@ -89,13 +89,13 @@ class Pools:
 
     def refuse(self, leases: list[Lease]) -> bool:
         """Before a move to IPPools, make AddressLeases refuse claims in the closed pools and in the pools of `leases`.
-        Return False if they accepted claims in one of these pools before this call."""
+        Return False if AddressLeases accepted claims in one of these pools before this call."""
         if self.closes:
             return True
         known = {document["metadata"]["name"] for document in self._api.list_all(POOLS)}
         refused = True
         for name, lease in {lease.pool: lease for lease in leases if lease.pool not in known}.items():
-            with suppress(Conflict, ValueError):  # an ADD has made the pool: the next reading closes it; or a bad name
+            with suppress(Conflict, ValueError):  # an ADD has just made the pool, or `name` is no pool's
                 cidr = range_of(name, lease.family, lease.value)
                 refused = False
                 self._api.create(POOLS, objects.new_pool(name, f"{MOVING}{cidr}", {}))
@@ -108,8 +108,8 @@ class Pools:
         self._cluster.move(kind)
 
     def _mark(self, former: str, sign: str) -> bool:
-        """Replace the prefix `former` by `sign` in the ranges of all IPPools; a range with such a prefix marks a closed
-        pool. Return False if no range had the prefix `former`."""
+        """Replace the prefix `former` by `sign` in the ranges of all IPPools. Such a prefix, MOVED or MOVING, marks a
+        closed pool; "" opens it. Return False if no range had the prefix `former`."""
         found = [one for one in self._api.list_all(POOLS) if objects.range_text(one).startswith(former)]
         for document in found:
             with suppress(Conflict, NotFound):  # an ADD or another run has changed the pool; the next reading shows it

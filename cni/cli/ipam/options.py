@@ -23,8 +23,9 @@ HOST_LOCAL = "host-local"  # only a source of `migrate`
 
 
 def add_options(parser: argparse.ArgumentParser, files: bool = True, pods: bool = False) -> None:
-    """Add --data-dir (if `files`), --flat-file, --kubeconfig and --namespace. Default: the store that the installed flat
-    file names, else the file store in STATE. `pods`: the command also reads pods if nodes share the store."""
+    """Add --data-dir (if `files`), --flat-file, --kubeconfig and --namespace. Default: the store that the installed
+    flat file names, or else the file store in STATE. `pods`: the command reads pods too, if the store has leases of
+    several nodes."""
     which = parser.add_mutually_exclusive_group()
     parser.set_defaults(data_dir="", pods=pods)
     if files:
@@ -37,9 +38,8 @@ def add_options(parser: argparse.ArgumentParser, files: bool = True, pods: bool 
 def named(options: argparse.Namespace) -> list[Choice]:
     """The stores that the options name. Raises InvalidConfig or UnsupportedField if the flat file has a fault.
 
-    A cluster has two stores, and an address may be in both. An audit gets both stores, and so does a command whose
-    options name only the cluster.
-    """
+    A cluster has two stores, and an address may be in both. The result has both if the command reads pods (an audit),
+    or if the options name only the cluster."""
     path, namespace = kubeconfig_of(options.kubeconfig), options.namespace or ""
     found = Choice({"kind": "file", "path": os.path.abspath(options.data_dir)}) if options.data_dir else None
     if not found and (not path or options.flat_file):
@@ -58,8 +58,8 @@ def named(options: argparse.Namespace) -> list[Choice]:
 
 
 def choose(options: argparse.Namespace) -> list[Choice]:
-    """The stores that the options name, without stores whose resource the cluster does not define. A store that this
-    user may not read is left out too, with a message."""
+    """The stores that the options name, except stores that the cluster does not define, or that this user may not read.
+    If this user may not read a store, a message on stderr says so."""
     found = named(options)
     if len(found) == 1:
         return found
@@ -91,7 +91,7 @@ def told(choices: Sequence[Choice]) -> str:
 
 
 def parse(text: str) -> Choice:
-    """Parse KIND:PLACE to a store, as an argparse type. Raises InvalidConfig if PLACE names an unreadable file."""
+    """Parse the store KIND:PLACE, as an argparse type. Raises InvalidConfig if PLACE names an unreadable file."""
     kind, _, place = text.partition(":")
     if kind in ("file", HOST_LOCAL) and place:
         return Choice({"kind": kind, "path": os.path.abspath(place)})

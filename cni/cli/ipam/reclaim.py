@@ -43,7 +43,7 @@ from ipam.stores.served import from_json
 GRACE = 60.0  # seconds: longer than a runtime takes to make a sandbox again
 
 FREED, WOULD_FREE, SKIPPED, KEPT, FAILED = "freed", "would free", "skipped", "kept", "failed"
-Told = Mapping[Key, tuple[str, str]]  # (ENDED, USED or UNKNOWN of in_use; why) by lease, as the lease's node answered
+Told = Mapping[Key, tuple[str, str]]  # by lease, the node's answer: (ENDED, USED or UNKNOWN of in_use, reason)
 _NOT_ASKED = "the command does not ask it; `kubectl railcni ipam reclaim` does"
 
 
@@ -133,7 +133,7 @@ def _reclaim(made: Report, choices: list[Choice], options: argparse.Namespace) -
 
 
 class _Found:
-    """A store to free leases in, with snapshot `seen`. Raises InvalidConfig if `seen` lacks both records and pods."""
+    """A store to free leases in, and its snapshot, which must have records or pods, or InvalidConfig is raised."""
 
     def __init__(self, choice: Choice, seen: Snapshot, options: argparse.Namespace) -> None:
         if seen.records is None and seen.pods is None:
@@ -145,8 +145,8 @@ class _Found:
         self._leases = {(lease.pool, lease.text, lease.container_id, lease.ifname): lease for lease in seen.leases}
 
     def elsewhere(self, finding: Finding) -> Lease | None:
-        """The finding's lease if an agent must be asked whether the address is in use, else None. If `options.ask` is
-        set, agents are asked about this node's leases too, since a container may not see the node's namespaces."""
+        """The finding's lease if an agent must answer whether the address is in use, else None. With `options.ask`,
+        agents also answer for this node's leases, since a container may not see the node's namespaces."""
         lease = self._lease(finding)
         if self._options.force or lease is None or finding.kind == LEASE_OF_ENDED_POD:
             return None
@@ -190,13 +190,13 @@ class _Found:
         cooldown = max((n.cooldown for n in networks), default=0) or self._choice.cooldown
         try:
             self._freeing.free_lease(lease, check, cooldown, options.dry_run, is_ended)
-        except Changed:  # the first free of an attachment with a record frees all its leases
+        except Changed:  # with a record, the free of one lease frees all leases of the attachment
             if lease.attachment not in self._freed or self._freeing.store.holder(lease):
                 raise
         self._freed.add(lease.attachment)
 
     def _check(self, finding: Finding, lease: Lease) -> None:
-        """Judge the lease or reservation, read again, by the audit's rules. Raises Changed if the finding differs."""
+        """Judge the lease or reservation again by the audit's rules. Raises Changed if the finding differs now."""
         if not finding.pool:
             reserved = self._cluster.reservation(lease) if self._cluster else None
             if reserved is None or reserved.uid != finding.reservation[1]:
@@ -214,7 +214,7 @@ class _Found:
             raise Changed(f"it is another finding now: {again.message}")
 
     def _rules_for(self, lease: Lease) -> AuditRules:
-        """The audit rules for this lease alone, with its pod and node read again."""
+        """The audit rules for a snapshot with `lease` alone; the lease's pod and node are read again."""
         seen, cluster = self._seen, self._cluster
         if cluster is None:
             raise Changed("its pod cannot be read")
