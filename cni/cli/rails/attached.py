@@ -1,5 +1,5 @@
-"""The rails of pods in this node's records. A rail is a link over one NIC of a group. Functions read the state of the
-rails, compare them, and ping a peer."""
+"""The rails of pods in this node's records. A rail is a pod's link over one NIC of a group of NICs. Functions read and
+compare the rails' states, and ping a peer's rails."""
 
 from __future__ import annotations
 
@@ -34,11 +34,9 @@ _SECONDS = 2.0
 
 @dataclass
 class AttachedRail:
-    """A pod's rail in this node's records: `ifname` is the link in the pod's namespace, `carrier` the host's netdev
-    below it.
-
-    `look` adds the state: addresses, GIDs by address, faults. `ping` adds round-trip times in ms by the peer's address.
-    """
+    """A pod's rail in this node's records. `ifname` is the link in the pod's namespace, `carrier` the host's netdev
+    below it. `look` adds addresses, `gids` (names by address) and faults. `ping` adds `trips`: round-trip times in ms
+    by the peer's address."""
 
     rail: Rail
     network: str
@@ -155,8 +153,8 @@ def look(attached: AttachedRail) -> AttachedRail:
 
 
 def check(rails: Sequence[AttachedRail]) -> None:
-    """Add the state to each rail. If a group gives a pod the same index (host number in the subnet) on all rails, add a
-    fault for each address whose index differs from that of most addresses."""
+    """Add the state to each rail. If a group gives a pod the same index (host number in the subnet) on all rails, a
+    fault is added for each address with another index than most addresses of the pod."""
     for rail in rails:
         look(rail)
     for group in {rail.rail.group for rail in rails}:
@@ -171,10 +169,8 @@ def check(rails: Sequence[AttachedRail]) -> None:
 
 def peer_of(text: str, rails: Sequence[AttachedRail], sandboxes: Sequence[NamespaceView]) -> Peer:
     """A peer's addresses by rail. `text` is the peer's index (its host number in each rail's subnet), an address with
-    this index, or a pod of this node.
-
-    Raises InvalidConfig when the address is in no rail's subnet, or no such pod is on this node.
-    """
+    this index, or a pod of this node. Raises InvalidConfig if the address is in no rail's subnet, or the pod is not on
+    this node."""
     index = int(text) if text.isdigit() else None
     if index is None:
         try:
@@ -190,8 +186,8 @@ def peer_of(text: str, rails: Sequence[AttachedRail], sandboxes: Sequence[Namesp
 
 
 def ping(rails: Sequence[AttachedRail], peer: Peer) -> None:
-    """Ping each address of the peer from an address of the same rail: in the same subnet if possible, else of the same
-    family. Add times and faults to the rails."""
+    """Ping each address of the peer from an address of the same rail, in the same subnet if possible, else of the same
+    family. Add the times and the faults to `rails`."""
     for attached in rails:
         theirs = peer.get(attached.key, [])
         if not theirs:

@@ -27,7 +27,7 @@ numVfs and image are optional; docs/rails.md has an example
 """
 
 _NAD = "k8s.cni.cncf.io/v1"
-_OTHERS = "kube-system"  # the namespace of the other device plugins
+_OTHERS = "kube-system"  # the namespace of device plugins that are not railcni's
 _OURS = ("railcni-device-plugin", "railcni")  # name and namespace, as conf/kubernetes/device-plugin has them
 RENDERED = ("rail", "network", "NIC", "subnet", "table", "resource")
 LEAST = ("numa", "pci", "distance", "verbs device", "interface")
@@ -92,7 +92,7 @@ def _check(options: argparse.Namespace) -> int:
 def _show(options: argparse.Namespace) -> int:
     found = _node_nics([*attached.of_node()])
     empty = "no NIC here has a verbs device, and no rail is attached"
-    lines: list[Sequence[object]] = []  # for each rail of each NIC, and for each NIC without rails
+    lines: list[Sequence[object]] = []  # one for each rail of each NIC, and one for each NIC without rails
     for nic in found:
         head = (nic["gpu"], nic["distance"], nic["netdev"], nic["verbsDevice"], nic["pci"], nic["numaNode"])
         for rail in nic["rails"]:
@@ -151,7 +151,7 @@ def objects(plan: Rails, rails: Sequence[PlannedRail], ours: bool = False) -> li
 
 
 def nad(plan: Rails, rails: Sequence[PlannedRail], rail: PlannedRail) -> dict[str, Any]:
-    """The NetworkAttachmentDefinition of `rail`; if the plan has `oneNetwork`, that of all rails together."""
+    """The NetworkAttachmentDefinition of `rail`; if the plan has `oneNetwork`, one for all rails."""
     metadata: dict[str, Any] = {"name": rail.name, "namespace": plan.namespace}
     if plan.type != "macvlan" or plan.oneNetwork:  # a macvlan names its master, and needs no device
         metadata["annotations"] = {RESOURCE_NAME: f"{plan.resourcePrefix}/{rail.resource}"}
@@ -186,8 +186,8 @@ def network(plan: Rails, rails: Sequence[PlannedRail], rail: PlannedRail) -> dic
 
 
 def resources(plan: Rails, rails: Sequence[PlannedRail], ours: bool = False) -> dict[str, Any]:
-    """The ConfigMap for the device plugin that offers the NICs, either as shared devices or as SR-IOV functions. With
-    `ours` it is for `railcni device-plugin`, and may also ask for VFs to be made."""
+    """The ConfigMap for a device plugin that offers the NICs as shared devices or as SR-IOV functions. If `ours`, the
+    device plugin is `railcni device-plugin`, and the ConfigMap may also describe VFs to be made."""
     listed = []
     for nics in [rails] if plan.oneNetwork else [[rail] for rail in rails]:
         names = {"resourcePrefix": plan.resourcePrefix, "resourceName": nics[0].resource}
@@ -212,7 +212,7 @@ def _nics(rails: Sequence[PlannedRail]) -> list[str]:
 
 
 def _selectors(plan: Rails, rails: Sequence[PlannedRail]) -> dict[str, Any]:
-    """The device plugin's selectors of the NICs. "PF#0-7" selects eight VFs of a PF, and not the PF itself."""
+    """The device plugin's selectors for the NICs. "PF#0-7" selects eight VFs of a PF, but not the PF itself."""
     netdevs = [rail.nic.netdev for rail in rails]
     if plan.type == "macvlan":
         return {"ifNames": netdevs}
@@ -223,7 +223,7 @@ def _selectors(plan: Rails, rails: Sequence[PlannedRail]) -> dict[str, Any]:
 
 
 def _policy(plan: Rails, rails: Sequence[PlannedRail]) -> dict[str, Any]:
-    """The entry for `virtualFunctions` in the device plugin's configuration that makes the VFs of all NICs."""
+    """The entry of `virtualFunctions` in the device plugin's configuration, by which the VFs of all NICs are made."""
     netdevs = [rail.nic.netdev for rail in rails]
     chosen = {"pfNames": netdevs} if all(netdevs) else {"rootDevices": [rail.nic.pci for rail in rails]}
     mtu = {"mtu": plan.mtu} if plan.mtu else {}
@@ -231,7 +231,7 @@ def _policy(plan: Rails, rails: Sequence[PlannedRail]) -> dict[str, Any]:
 
 
 def annotation(plan: Rails, rails: Sequence[PlannedRail]) -> str:
-    """The value of a pod's annotation k8s.v1.cni.cncf.io/networks that gives it all rails, as rail0, rail1, ..."""
+    """The value of k8s.v1.cni.cncf.io/networks, an annotation that gives a pod all rails as rail0, rail1, ..."""
     return ", ".join(f"{plan.namespace}/{rail.name}@rail{rail.index}" for rail in rails)
 
 

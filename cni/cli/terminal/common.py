@@ -12,7 +12,7 @@ from cni.shared.records import STATE
 
 
 class Known(NamedTuple):
-    """An option with one meaning in all commands. It takes no value if `metavar` is None. `old` is another spelling,
+    """An option with one meaning in all commands. It takes no value if `metavar` is None. `old` is an older spelling,
     which --help does not show."""
 
     flags: str
@@ -54,7 +54,8 @@ KNOWN = {
 
 
 def add(parser: argparse._ActionsContainer, name: str, note: str = "", default: object = None, **more: Any) -> None:
-    """Add the option `name` of KNOWN. `note` is its use in this command; `more` is passed to subcommand.option."""
+    """Add the option `name` of KNOWN. `note` is a text for --help about the option in this command; `more` is passed to
+    subcommand.option."""
     flags, metavar, about, kind, old = KNOWN[name]
     about = "; ".join(filter(None, (about, note)))
     if metavar is None:
@@ -78,5 +79,5 @@ def listen(parser: argparse._ActionsContainer, default: str) -> None:
 
 
 def log_level(parser: argparse._ActionsContainer) -> None:
-    """Add --log-level, the least level of the lines in the log."""
+    """Add --log-level, the lowest level that is logged."""
     subcommand.option(parser, "--log-level", "info", "the least level of the log's lines", None, choices=LEVELS)

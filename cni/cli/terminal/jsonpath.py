@@ -1,4 +1,4 @@
-"""kubectl's JSONPath templates: text, {PATH}, {"text"} and {range PATH}…{end}; a path has .key, ['key'], [NUMBER], [*]."""
+"""kubectl's JSONPath: text, {PATH}, {"text"} and {range PATH}…{end}; a PATH has .key, ['key'], [NUMBER] and [*]."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PART = re.compile(
     + r")*|\.))\s*\}"
 )
 _ESCAPED = {"n": "\n", "t": "\t", "\\": "\\"}
-Parts = list[tuple[str, str | None, Any]]  # (text, path or None, Parts in a {range} or None)
+Parts = list[tuple[str, str | None, Any]]  # (text, path or None, Parts of a {range} or None)
 
 
 def read(template: str) -> Parts:
@@ -40,8 +40,8 @@ def read(template: str) -> Parts:
 
 
 def fill(parts: Parts, here: Any, root: Any) -> str:
-    """Fill in a template for the value `here` of the document `root`. Raises InvalidConfig if a path has a key for a
-    list, or a number for an object."""
+    """The text of a template. Paths begin at the value `here`, or with $ at the document `root`. Raises InvalidConfig
+    if a path applies a key to a list, or a number to an object."""
     texts = []
     for text, path, inner in parts:
         values = [] if path is None else _values(path, here, root)
@@ -53,7 +53,7 @@ def fill(parts: Parts, here: Any, root: Any) -> str:
 
 
 def _values(path: str, here: Any, root: Any) -> list[Any]:
-    """The values at `path` in `here`, or in `root` if the path begins with $; a missing key gives no value."""
+    """The values at `path` in `here`, or in `root` if the path begins with $; [] if a key is missing."""
     values = [root if path.startswith("$") else here]
     for step in _STEP.finditer(path):
         key, number = step["quoted"] or re.sub(r"\\(.)", r"\1", step["key"] or ""), step["number"]

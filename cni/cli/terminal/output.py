@@ -1,9 +1,9 @@
 """The output of the command: tables and JSON on stdout, faults and progress on stderr. rich takes 0.1 s to load, so
 only functions that use it import it.
 
-On a terminal, tables are coloured and fit its width. Only the last column is folded, between words: an address on two
-lines cannot be copied. If that is not enough, columns are left out; `-o wide` shows all. In a file or pipe, tables
-are plain columns, one line for each row, of any length, for grep, cut and logs.
+On a terminal, tables are coloured and fit its width. Only the last column is folded, since an address on two lines
+cannot be copied. If that is not enough, columns are left out; `-o wide` shows all. In a file or pipe, tables are plain
+columns, one line for each row, of any length, for grep, cut and logs.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _ENDLESS = 1 << 16  # the width in columns without a terminal: nothing is wrapped or cut there
-_LEAST = 24  # the least width of the folded column: other columns are left out before it gets narrower
+_LEAST = 24  # the least width of the folded column: if it has less, other columns are left out
 Rows = Iterable[Sequence[object]]
 
 
 class Form:
-    """How this process prints, by its options --no-headers, -o wide and -w (watch). With -w, `seen` maps each listing
-    to its rows at the last repetition; else it is None."""
+    """The effect of --no-headers, -o wide and -w (watch) on the output of this process. With -w, `seen` maps each
+    listing to the rows that it last had; otherwise `seen` is None."""
 
     headers = True
     is_wide = False
@@ -39,7 +39,7 @@ class Form:
 
 
 def _new(name: object, rows: Sequence[Any]) -> tuple[list[Any], bool]:
-    """Return (rows to print, whether the listing `name` was printed before). With -w only new rows are printed."""
+    """Return (rows to print, whether the listing `name` was printed before). With -w these are only the new rows."""
     if Form.seen is None:
         return list(rows), False
     before = Form.seen.get(name)
@@ -48,7 +48,7 @@ def _new(name: object, rows: Sequence[Any]) -> tuple[list[Any], bool]:
 
 
 def console(stream: IO[str] | None = None) -> Console:
-    """A console on `stream`, stdout unless given; printed text is never read as markup."""
+    """A rich console on `stream`, by default stdout, that prints text as it is, without markup."""
     from rich.console import Console
 
     class _Console(Console):
@@ -62,21 +62,21 @@ def console(stream: IO[str] | None = None) -> Console:
 
 
 def styled(text: str, style: str = "") -> Text:
-    """`text` for a console or a cell of a table, in a style such as "bold red" where colours are shown."""
+    """`text` for a console or a cell of a table. The style, such as "bold red", has an effect if colours are shown."""
     from rich.text import Text
 
     return Text(text, style=style)
 
 
 def plain(text: str) -> str:
-    """`text` from elsewhere, such as a node, with "?" for each character that controls a terminal."""
+    """Replace by "?" each character that controls a terminal, in a `text` from another machine or program."""
     return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
 
 
 def print_table(columns: Sequence[str], rows: Rows, empty: str = "none", least: Sequence[str] = ()) -> None:
-    """Print a table with the headings `columns`; None is an empty cell, and a row may lack its last cells. Without rows
-    print `empty` on stderr and nothing on stdout, so that `wc -l` counts 0. On a narrow terminal the columns `least`
-    are left out first. With -w each call after the first prints only new rows, without headings."""
+    """Print a table with the headings `columns`. None is an empty cell, and a row may lack its last cells. If there are
+    no rows, print `empty` on stderr and nothing on stdout, so that `wc -l` counts 0. If the terminal is too narrow, the
+    columns `least` are left out first. With -w each call after the first prints only new rows, without headings."""
     rows = [(*("" if c is None else c for c in row), *[""] * (len(columns) - len(row))) for row in rows]
     new, is_repeated = _new(tuple(columns), rows)
     if not new:
@@ -145,8 +145,8 @@ def counted(number: int, noun: str) -> str:
 
 
 def print_data(value: Any, form: str = "json", name: str = "") -> None:
-    """Print `value` in the format `form`, a value of -o. The format "name" prints one member of each element: the
-    member `name`, or the first if `name` is ""."""
+    """Print `value` in the format `form`, a value of -o. For "name", print one member of each element of `value`: the
+    member `name`, or the first member if `name` is ""."""
     if isinstance(value, list):
         value, is_repeated = _new("data", value)
         if is_repeated and not value:
@@ -164,7 +164,7 @@ def print_data(value: Any, form: str = "json", name: str = "") -> None:
 
 
 def print_objects(objects: Sequence[Any], form: str) -> None:
-    """Print Kubernetes objects in the format `form` of -o. Several objects are one List, in YAML separate documents."""
+    """Print Kubernetes objects in the format `form` of -o: several objects as a List, or as YAML documents."""
     objects, is_repeated = _new("objects", objects)
     if is_repeated and not objects:
         return
@@ -185,7 +185,7 @@ def _print_yaml(documents: Sequence[Any]) -> None:
         return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
     _Dumper.add_representer(str, text)
-    documents = json.loads(json.dumps(documents))  # else a repeated object gets an anchor, which not all readers know
+    documents = json.loads(json.dumps(documents))  # copied, since yaml writes anchors for repeated objects
     yaml.dump_all(documents, sys.stdout, _Dumper, sort_keys=False, allow_unicode=True, width=_ENDLESS)
 
 
@@ -198,7 +198,7 @@ def show(form: str, document: Any, print_it: Callable[[], object], name: str = "
 
 
 def show_table(form: str, document: Any, columns: Sequence[str], rows: Rows, name: str = "", **how: Any) -> None:
-    """Print `document` in the format `form`, a value of -o; for "table" print a table (`how` as in print_table)."""
+    """Print `document` in the format `form`, a value of -o; for "table" call print_table with `how`."""
     show(form, document, lambda: print_table(columns, rows, **how), name)
 
 
@@ -213,11 +213,8 @@ def print_fault(title: str, details: str = "") -> None:
 
 
 def write_file(noun: str, path: str, data: bytes, mode: int = 0o600) -> None:
-    """Write `data` to `path`, whole or not at all. Raises IoFailure, whose message calls the file `noun`.
-
-    An existing `path` that is no regular file is refused: a rename onto /dev/null would replace the device for all
-    programs.
-    """
+    """Write `data` to `path`, whole or not at all. Raises IoFailure, whose message calls the file `noun`, if this fails
+    or `path` is no regular file: a rename onto /dev/null would replace the device for all programs."""
     folder, _, name = os.path.abspath(path).rpartition("/")
     if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
         why = "it is no regular file but a link, device, pipe or folder: name a path that is free, or a regular file"

@@ -24,8 +24,8 @@ _FORMAT = "the format of what is printed"
 
 
 class ExistingDirectory(argparse._StoreAction):
-    """The argparse action of an option whose value is a directory, or several separated by colons, that railcni only
-    reads. At least one directory that the user names must exist (`Parser.require`); the default may be missing."""
+    """The argparse action of an option that names directories, separated by colons, which railcni only reads. If the
+    user gives the option, one of the directories must exist (`Parser.require`); the default may be missing."""
 
 
 class Forms(tuple[str, ...]):
@@ -41,8 +41,8 @@ class Forms(tuple[str, ...]):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser of commands or of subcommands. Its errors name the word that was probably meant, or the arguments that
-    the command does not take. `given` has the names of the options on the command line."""
+    """A parser of commands or of subcommands. Its errors suggest a similar word, or name the arguments that the command
+    does not take. `given` has the names of the options on the command line."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -60,7 +60,7 @@ class Parser(argparse.ArgumentParser):
         known = self._option_string_actions
         for name in (word.partition("=")[0] for word in self._words if word.startswith("--")):
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
-            if near and not any(option.startswith(name) for option in known):  # argparse took its value for an argument
+            if near and not any(option.startswith(name) for option in known):  # its value seemed to be an argument
                 message = f"there is no option {name}: did you mean {near[0]}? `{self.prog} --help` lists the options"
         for action in self._actions:
             if action.choices and not action.option_strings and message.endswith(f" required: {action.metavar}"):
@@ -68,7 +68,7 @@ class Parser(argparse.ArgumentParser):
         super().error(message)
 
     def only(self, applies: object, condition: str, *options: str) -> None:
-        """If `applies` is false, refuse each of `options` that the user gave: it "has an effect only CONDITION"."""
+        """If `applies` is false, refuse each of `options` that the user gave; the error says "only" and `condition`."""
         for option in options:
             if option in self.given and not applies:
                 names = "/".join(self._option_string_actions[option].option_strings)
@@ -106,10 +106,10 @@ def add(
     forms: Sequence[str] = (),
     **options: Any,
 ) -> Parser:
-    """Add a command; return its parser. `about` and `more` are its description in --help. `run` gets the parsed
-    options, which also have the parser's `error` (as `refuse`), `only`, `given` and `require`; it returns the exit
-    code, or None for 0. Without `run`, which is right for a group of subcommands, the command prints its help. `shows`
-    adds -o; `lists` adds -w, -A, and -o with "name"; `forms` are the command's own values of -o, the default first."""
+    """Add a command; return its parser. `about` and `more` are the description in --help. `run` runs the command, and
+    returns the exit code or None for 0; without `run` the command prints its help. The options that `run` gets include
+    the parser's `error` (as `refuse`), `only`, `given` and `require`. `shows` adds -o; `lists` adds -w, -A, and -o with
+    "name". A command with other values of -o has them in `forms`, the default first."""
     parser = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}{more}", **options)
     run = run or (lambda _: parser.print_help())
     parser.set_defaults(run=run, refuse=parser.error, only=parser.only, given=parser.given, require=parser.require)
@@ -144,9 +144,8 @@ def option(
     old: str = "",
     **more: Any,
 ) -> None:
-    """Add an option with a value. If `shown`, its help ends with the default, if any. `made`: railcni or a
-    later program makes the directory; otherwise a directory that the user names must exist. `old` is an alias that
-    --help does not show."""
+    """Add an option with a value. If `shown`, --help shows the default. A directory (`metavar` DIR or DIR:DIR) that the
+    user names must exist, except if `made`: then a program makes it. `old` is an alias that --help does not show."""
     if default not in ("", None) and shown:
         about += f"{'; ' * bool(about)}default: {f'{default:g}' if isinstance(default, float) else default}"
     if metavar in ("DIR", "DIR:DIR") and not made:
