@@ -219,7 +219,6 @@ def _runtime(options: argparse.Namespace) -> Runtime:
 
 
 def _new(options: argparse.Namespace, network: networks.Network) -> Parameters:
-    """The parameters of a new attachment."""
     netns = namespace_path(options.netns)
     container, ifname = options.container_id or default_container_id(netns), "net1" if network.nad else "eth0"
     device = {"deviceID": options.device_id} if options.device_id else {}
@@ -263,7 +262,7 @@ def _of_pod(options: argparse.Namespace, cache: Cache, name: str) -> argparse.Na
     known = [(e.pod, e.parameters.container_id, e.parameters.ifname, e.parameters.netns) for e in cache.all(name)]
     known += [(a["pod"], a["containerID"], a["ifname"], a["netns"]) for a in recorded.found(name)]
     own = [rest for pod, *rest in known if is_of_pod(pod.partition("/")[::2], options.pod)]
-    found = {(container, ifname): netns for container, ifname, netns in own}  # a record counts more than the cache
+    found = {(container, ifname): netns for container, ifname, netns in own}  # a record takes precedence over the cache
     chosen = [(*key, netns) for key, netns in found.items() if options.ifname in ("", key[1])]
     if len(chosen) != 1:
         there = ", ".join(f"{ifname} of container {container}" for container, ifname in sorted(found))
@@ -276,7 +275,7 @@ def _of_pod(options: argparse.Namespace, cache: Cache, name: str) -> argparse.Na
 
 def _entry(options: argparse.Namespace, cache: Cache, name: str) -> CachedResult | None:
     """The cached attachment to the network `name` with the namespace, containerID and interface in `options`; None if
-    the cache has none. Raises InvalidConfig if several match."""
+    no attachment matches. Raises InvalidConfig if several match."""
     netns = namespace_path(options.netns)
     wanted = options.container_id or default_container_id(netns)
 
@@ -285,7 +284,7 @@ def _entry(options: argparse.Namespace, cache: Cache, name: str) -> CachedResult
         return is_there and options.ifname in ("", known.ifname)
 
     found = [entry for entry in cache.all(name) if is_meant(entry.parameters)]
-    if len(found) > 1:  # with a default, one call would detach the first, the next call the second
+    if len(found) > 1:  # a repeated detach must not detach a second attachment
         names = ", ".join(f"{e.parameters.ifname} ({e.parameters.container_id})" for e in found)
         how = "choose with --ifname and --container-id"
         raise InvalidConfig(f"{name} is attached to {netns} more than once: {how}: {names}")
@@ -293,15 +292,15 @@ def _entry(options: argparse.Namespace, cache: Cache, name: str) -> CachedResult
 
 
 def _as_attached(entry: CachedResult, network: networks.Network | CniError) -> networks.Network | CniError:
-    """The network as configured in the cached attachment `entry`. If this configuration cannot be read, return
-    `network`, which is an error if the network's file was not found."""
+    """The network with the configuration in the cached attachment `entry`. If this configuration cannot be read, return
+    `network`, which is the present network, or the error of the search for it."""
     try:
         kept = networks.from_document(json.loads(entry.config), f"the cached configuration of {entry.network}")
     except (ValueError, CniError):
         return network
     if isinstance(network, CniError):
         return kept
-    if kept.document == network.document:  # only `network` has plugins from files of their own
+    if kept.document == network.document:  # `network` also has the plugins that are in files of their own
         return network
     return replace(kept, disable_check=kept.disable_check or network.disable_check)
 
@@ -337,7 +336,7 @@ def _has_link(netns: str, ifname: str) -> bool:
     try:
         with namespaces.open_namespace(netns) as there, there.entered():
             return socket.if_nametoindex(ifname) > 0
-    except PermissionError:  # a plugin that may not enter has made no link there
+    except PermissionError:  # an ADD by this user cannot have made a link there
         return True
     except (CniError, OSError):
         return False
@@ -355,10 +354,10 @@ def _link(netns: str, ifname: str) -> Link | None:
 
 
 def _undo(runtime: Runtime, network: networks.Network, parameters: Parameters, fault: BaseException) -> None:
-    """Undo a failed ADD by a DEL. Raises StepsFailed with `fault`, the error of the ADD, and the errors of the DEL, if
-    the DEL fails for another reason."""
+    """Call DEL after an ADD that failed with `fault`. If the DEL fails for another reason, raises StepsFailed with
+    `fault` and the errors of the DEL."""
     try:
-        with redirect_stderr(io.StringIO()):  # else the plugins' messages come before the failure
+        with redirect_stderr(io.StringIO()):  # else the messages of the plugins would precede the error of the ADD
             runtime.delete(network, parameters)
     except CniError as second:
         if not isinstance(fault, CniError):
@@ -381,7 +380,7 @@ def _rows(document: dict[str, Any], parameters: Parameters) -> Iterator[tuple[ob
     result = parsing.parse(document, "the result")
     for index, interface in enumerate(result.interfaces):
         own = [a for a in result.ips if a.interface == index]
-        mtu = interface.mtu or None  # results before CNI 1.1.0 have none
+        mtu = interface.mtu or None  # results before CNI 1.1.0 have no MTU
         if not mtu and interface.sandbox and (link := _link(interface.sandbox, interface.name)):
             mtu = link.mtu
         yield (interface.name, interface.mac, mtu, *_texts(own), interface.sandbox or "the host's")

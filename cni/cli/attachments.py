@@ -41,7 +41,8 @@ def is_chosen(options: argparse.Namespace, document: dict[str, Any]) -> bool:
 
 
 def told(options: argparse.Namespace, *further: str) -> str:
-    """The filters that the user gave, as " with --NAME VALUE, …"; "" for none. `further` names additional options."""
+    """The filters that the user gave, as text for a message: " with --NAME VALUE, …", or "" without a filter. `further`
+    names more options that count as filters."""
     filters = {name: getattr(options, name) for name in ("network", "pod", "container_id", *further)}
     given = [f"--{name.replace('_', '-')} {value}" for name, value in filters.items() if value]
     return f" with {', '.join(given)}" if given else ""

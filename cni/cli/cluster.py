@@ -83,7 +83,8 @@ def _version(options: argparse.Namespace) -> int:
 
 
 def _ask_all(options: argparse.Namespace, agents: Iterable[kubectl.NodeAgent]) -> list[dict[str, Any]]:
-    """Run `railcni status` in each agent's pod; return a status per node. A failed run has the reason in `faults`."""
+    """Run `railcni status` in each agent's pod; return a status per node. The status of a
+    node whose run failed has the reason in `faults`."""
 
     def ask(agent: kubectl.NodeAgent) -> dict[str, Any]:
         command, places = ["status", "--output=json"], ("root", "plugin-dir", "to", "state-dir")
@@ -139,7 +140,8 @@ def _answer(
     options: argparse.Namespace, agent: kubectl.NodeAgent, command: list[str], *places: str, given: str = ""
 ) -> Any:
     """Run `railcni` with the arguments `command` in the agent's pod, with `given` on stdin; return its JSON output.
-    `places` names options, such as "state-dir", to copy from the agent's arguments. Raises IoFailure without JSON."""
+    `places` names options, such as "state-dir", to copy from the agent's arguments. Raises IoFailure if the output is
+    not JSON."""
     if agent.fault:
         raise IoFailure(agent.fault)
     argv = ["railcni", *command, *filter(None, (agent.argument(name) for name in places))]

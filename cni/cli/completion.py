@@ -1,5 +1,5 @@
 """railcni completion: prints the completion script for a shell. A bundle contains these scripts; a source checkout
-generates them. Also railcni version."""
+generates them. The module also has the command `railcni version`."""
 
 from __future__ import annotations
 

@@ -98,11 +98,9 @@ def run() -> Iterator[Observation]:
 
 
 def _isolate() -> None:
-    """Move this process into new mount and network namespaces; without root, also into a user namespace, as its root.
-
-    In the new mount namespace, /etc, /run and /var/lib are empty folders with a symbolic link to each old entry, except
-    CNI's. Raises OSError if the kernel refuses.
-    """
+    """Move this process into new mount and network namespaces; a user who is not root becomes root of a new user
+    namespace too. In the new mount namespace, /etc, /run and /var/lib have a symbolic link to each old entry except
+    CNI's. Raises OSError if the kernel refuses."""
     uid, gid = os.geteuid(), os.getegid()
     _call("unshare", (_CLONE_NEWUSER if uid else 0) | _CLONE_NEWNS | _CLONE_NEWNET)
     if uid:
@@ -121,7 +119,7 @@ def _isolate() -> None:
         os.close(covered)
     os.mkdir(protocol.PARENT, 0o700)
     with open(protocol.DIRECTORY, "x"):
-        pass  # a file in place of their directory keeps warm workers from starting: they would outlive the demo
+        pass  # a file in place of the directory prevents warm workers, which would outlive the demo
 
 
 def _mount(source: str, target: str, kind: str, flags: int) -> None:
@@ -156,7 +154,7 @@ def _compared(check: str, subject: str, seen: dict[str, Any], wanted: dict[str, 
 
 
 def _links(netns: str = "/proc/self/ns/net") -> dict[str, Any]:
-    """The links of a network namespace by name, as pyroute2 reads them, without lo."""
+    """The links of a network namespace except lo, by name, as pyroute2 reads them."""
     with open_namespace(netns) as there, there.entered(), IPRoute() as ipr:
         return {link.get("ifname"): link for link in ipr.get_links() if link.get("ifname") != "lo"}
 

@@ -48,7 +48,7 @@ def register(commands: subcommand.Commands) -> None:
 
 
 def _plugins(text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(text.split(",")))  # a name taken twice would be kept over its foreign file
+    names = tuple(dict.fromkeys(text.split(",")))  # once each: a second step would replace the kept foreign file
     if unknown := [name for name in names if name not in PLAIN]:
         raise argparse.ArgumentTypeError(f'"{",".join(unknown)}": want some of {",".join(PLAIN)}')
     return names
@@ -141,8 +141,8 @@ def _print_steps(folder: Folder) -> None:
 def _refuse_held(options: argparse.Namespace, found: Installation, folder: Folder) -> None:
     """Raise TryAgainLater if attachments need railcni for their DEL, or another CniError if the records cannot be read.
 
-    An attachment of an earlier boot needs no DEL: the kernel has forgotten it. What the Go plugins do on the DEL of an
-    attachment that railcni has made:
+    An attachment of an earlier boot needs no DEL: the kernel has forgotten it. On the DEL of an attachment that railcni
+    has made, Go's plugins act as follows:
 
     - macvlan calls its IPAM plugin and deletes the link, whichever program made it. So it can detach an attachment of
       type `macvlan` whose IPAM is not railcni's.
@@ -167,13 +167,13 @@ def _refuse_held(options: argparse.Namespace, found: Installation, folder: Folde
 
 
 def _reason(record: dict[str, Any], alive: bool, remaining: Collection[str]) -> str:
-    """Why only railcni can detach the attachment of `record`; "" if one of the `remaining` plugins in the folder
-    can, or if nothing is left to detach. `alive`: the namespace of the attachment exists."""
+    """The reason why only railcni can detach the attachment of `record`; "" if one of the `remaining` plugins in the
+    folder can detach it, or if nothing is left to detach. `alive`: the namespace of the attachment exists."""
     plugin, network_type = record.get("plugin", ""), ""
     with suppress(TypeError, ValueError, AttributeError):  # without a configuration, or a damaged one
         network_type = str(json.loads(record.get("config", "")).get("type", ""))
     if plugin in plugins.LINK_PLUGINS and (reason := plugins.named(plugin).ONLY_OURS):
-        return reason  # also of a device that came back from a gone namespace: only the record has its former name
+        return reason  # also after a device left a gone namespace: only the record has its former name
     if not alive:
         return ""
     if network_type in PREFIXED:
@@ -231,8 +231,8 @@ def _attachments(state: str, root: str, faults: list[str]) -> dict[str, int] | N
 
 
 def _may_live(attachment: dict[str, Any], root: str) -> bool:
-    """Whether the attachment's namespace may exist. In a container, which sees only the host's files, it counts as gone
-    if its path is missing but the directory of the path exists."""
+    """Whether the attachment's namespace may exist. In a container, which sees only the host's files, the namespace is
+    gone if its path is missing but the directory of the path exists."""
     return bool(attachment["alive"]) if root == "/" else not has_lost_path(attachment["netns"], partial(below, root))
 
 

@@ -28,7 +28,7 @@ _LOGGED = re.compile(r"[IWEF]\d{4} [\d:.]+ +\d+ \S+\] ")  # a line of kubectl's 
 
 @dataclass(frozen=True)
 class NodeAgent:
-    """The agent of a node: name, namespace and spec of its pod; `fault` is the reason why it does not run, or ""."""
+    """The agent of a node, with name, namespace and spec of its pod. `fault`: why the pod does not run, or ""."""
 
     node: str
     pod: str
@@ -46,7 +46,7 @@ class NodeAgent:
         return next((a for a in self.container.get("args", ()) if a.startswith(f"--{name}=")), "")
 
     def made(self, metadata: Object, seconds: float, *containers: Object, **spec: Any) -> Object:
-        """The manifest of a pod that runs `containers`, by default with the agent's image. kubelet ends the pod after
+        """The manifest of a pod with `containers`, whose default image is the agent's. kubelet ends the pod after
         `seconds`, even if this command was killed. `spec` has further members of the pod's spec."""
         own = self.container
         image = {"image": own["image"], "imagePullPolicy": own.get("imagePullPolicy", "IfNotPresent")}
@@ -58,8 +58,8 @@ class NodeAgent:
 
 
 def add_access(parser: argparse.ArgumentParser, before: bool = False, files: bool = True) -> None:
-    """Add --context, --agents-in and, if `files`, --kubeconfig. A user may write them before or after a subcommand.
-    `before`: `parser` reads the options before the subcommand, and sets the defaults."""
+    """Add --context, --agents-in and, if `files`, --kubeconfig. They may stand before or after a subcommand on the
+    command line. `before`: `parser` reads those before the subcommand, and sets the defaults."""
     default, namespace = ("", "railcni") if before else (argparse.SUPPRESS, argparse.SUPPRESS)
     about = "a context of kubectl's configuration; default: the current one"
     subcommand.option(parser, "--context", default, about, "NAME", shown=False)
@@ -70,7 +70,8 @@ def add_access(parser: argparse.ArgumentParser, before: bool = False, files: boo
 
 
 def run(options: argparse.Namespace, *arguments: str, given: str = "", timeout: float | None = None) -> Done:
-    """Run kubectl with `given` on stdin. Ctrl-C does not end a create or delete. Raises IoFailure or TimeoutExpired."""
+    """Run kubectl with `given` on stdin. Ctrl-C does not end a create or delete. Raises IoFailure if kubectl is
+    missing, and TimeoutExpired after `timeout` seconds."""
     access = {"context": options.context, "kubeconfig": kubeconfig_of(options.kubeconfig)}
     if not shutil.which("kubectl"):
         raise IoFailure("kubectl is not on PATH: it is what reaches the cluster")
@@ -101,7 +102,7 @@ def read(options: argparse.Namespace, *arguments: str) -> Any:
 
 
 def said(options: argparse.Namespace, *arguments: str, given: str = "") -> str:
-    """Run kubectl; return its stdout. Raises IoFailure with kubectl's error if it fails."""
+    """Run kubectl; return its stdout. Raises IoFailure, with kubectl's error, if kubectl fails."""
     done = run(options, *arguments, given=given)
     if done.returncode:
         before = done.stderr.strip().splitlines()[:-1]
@@ -110,7 +111,7 @@ def said(options: argparse.Namespace, *arguments: str, given: str = "") -> str:
 
 
 def why(stderr: str) -> str:
-    """The last line of `stderr`, kubectl's error, with a remedy for a missing right, user or kubeconfig."""
+    """The last line of kubectl's `stderr`, followed by a remedy if a right, a user or a kubeconfig is missing."""
     last = (stderr.strip().splitlines() or ["it said nothing"])[-1]
     if last == "error: EOF":  # kubectl asked for a user name and a password
         return "the context names no user: see `kubectl config view --minify`"
@@ -170,7 +171,7 @@ def _delete(options: argparse.Namespace, names: Sequence[str], place: str) -> No
     try:
         wanted = ("--wait=false", "--ignore-not-found", f"--request-timeout={SECONDS:g}s")
         done = run(options, "delete", "pod", *names, place, *wanted)
-        if done.returncode < 0:  # a signal to the process group has hit kubectl before it was in a session of its own
+        if done.returncode < 0:  # a signal to the process group has killed kubectl before kubectl had its own session
             done = run(options, "delete", "pod", *names, place, *wanted)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, held)

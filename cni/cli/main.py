@@ -21,8 +21,8 @@ from cni.cli.terminal import output, subcommand
 from cni.node.runtime.executables import PluginFailed, StepsFailed
 from cni.shared.spec.errors import CniError
 
-# The commands in the groups of --help, each with its module below cni.cli. Only the module of the given command is
-# loaded: the libraries of all commands take half a second.
+# The groups of --help, with the module of each command below cni.cli. Only the module of the given command is loaded,
+# since all modules with their libraries take half a second.
 GROUPS = {
     "look at a node": {
         "status": "attach",
@@ -60,7 +60,7 @@ examples:
 """
 
 ALIASES = {"add": "attach", "del": "detach", "ls": "attachments", "demo": "test"}
-_SAME_SIGNAL_SECONDS = 1.0  # a terminal and a parent may both send a signal: the second must not end the clean-up
+_SAME_SIGNAL_SECONDS = 1.0  # a second signal, from the parent process, must not stop the clean-up
 _WATCH_SECONDS = 2.0
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
@@ -101,7 +101,7 @@ def _open_streams() -> None:
 
 
 class _Pipe(io.FileIO):
-    """A pipe whose reader, such as `head`, may end early. Later output is then dropped, and the exit code stays."""
+    """A pipe whose reader, such as `head`, may end early. Then output is dropped, without effect on the exit code."""
 
     is_broken = False
 
@@ -121,7 +121,7 @@ def _null(number: int, mode: str) -> TextIO:
 
 
 def _end_in_order() -> None:
-    """Let SIGTERM and SIGHUP end the command as Ctrl-C does: by KeyboardInterrupt, after which it cleans up."""
+    """Make SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does, so that the command cleans up."""
     if threading.current_thread() is threading.main_thread():  # no other thread may set handlers
         last = float("-inf")
 
@@ -189,7 +189,7 @@ class _Overview(argparse.RawDescriptionHelpFormatter):
 
 
 def _parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """The parser of the command `given[0]`, or of all commands if there is no such command."""
+    """The parser for the command `given[0]`, or for all commands if no command has this name."""
     parser = subcommand.Parser(prog="railcni", description="Manage networks for RDMA pods.")
     parser.add_argument("--version", action="version", version=f"railcni {VERSION}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
@@ -207,7 +207,7 @@ def _print(fault: CniError) -> None:
 
 
 def _unforeseen(fault: Exception) -> str:
-    """One line about an unexpected error: the error, and the line of code that raised it."""
+    """A line of text about an unexpected error: the error, and the place in the code that raised it."""
     if isinstance(fault, OSError) and fault.filename:
         return f"{fault.filename}: {fault.strerror}"
     if isinstance(fault, OSError) and fault.errno in _FULL:

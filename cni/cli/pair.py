@@ -1,7 +1,7 @@
-"""railcni test: tests a network between two nodes; without a network, the plugins on this machine (cni.cli.demo).
+"""railcni test: tests a network between two nodes, or without a network the plugins on this machine (cni.cli.demo).
 
 The cluster's own Multus attaches two pods of the agents' image to the network, on two nodes. The command runs `railcni
-test --inside` in each pod by `kubectl exec`; this reads the MTU of the pod's link and pings the other pod. If the user
+test --inside` in each pod by `kubectl exec`, which reads the MTU of the pod's link and pings the other pod. If the user
 names an image for RDMA, a second container of each pod runs it and measures RDMA. At the end the pods are deleted, and
 the leases of their addresses must be gone.
 """
@@ -115,8 +115,8 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _inside() -> int:
-    """Print the MTU of this pod's link, and the results of pings to the other pod, as JSON. stdin has, as JSON, the
-    link's name, its addresses and the other pod's addresses."""
+    """Print, as JSON, the MTU of this pod's link and the results of pings to the other pod. stdin is JSON with the
+    link's name, the link's addresses and the other pod's addresses."""
     try:
         asked = json.load(sys.stdin)
         ifname = asked["ifname"]
@@ -158,7 +158,7 @@ def _container(name: str, command: list[str], capability: str, **more: Any) -> d
 
 
 class _Test:
-    """A test of the network `nad` by two pods in the NAD's namespace. `say` shows the current step."""
+    """A test of the network `nad` by two pods in the NAD's namespace. `say` is called with the name of each step."""
 
     def __init__(self, options: argparse.Namespace, nad: dict[str, Any], say: Callable[[str], None]) -> None:
         self._options, self._nad, self._say = options, nad, say
@@ -168,7 +168,7 @@ class _Test:
         self._pods = [TestedPod(f"{title}-{number}") for number in (1, 2)]
 
     def run(self, agents: dict[str, kubectl.NodeAgent], nodes: list[str]) -> list[Observation]:
-        """Make the pods on `nodes`, or where the scheduler chooses; return the finding of each check."""
+        """Make the pods on `nodes`; if `nodes` is empty, the scheduler chooses. Return the finding of each check."""
         agent = agents[nodes[0]] if nodes else next(iter(agents.values()))
         wanted = (nodes * 2)[:2] or ["", ""]
         items = [self._manifest(agent, pod, node) for pod, node in zip(self._pods, wanted, strict=True)]
@@ -200,7 +200,7 @@ class _Test:
         return agent.made(annotated, 2 * options.timeout + _LEFT, *containers, **where)
 
     def _attached(self, pod: TestedPod, end: float) -> Observation:
-        """Wait until the pod runs and Multus has attached it, or until `end` (time.monotonic). Return the finding."""
+        """Wait until the pod runs and Multus has attached it, at most until `end` (monotonic). Return a finding."""
         self._say(f"waiting until {pod.name} is attached")
         while True:
             document = kubectl.read(self._options, "get", "pod", pod.name, self._place)
@@ -228,7 +228,7 @@ class _Test:
         return broken(str(pod), said, f"it runs, with an address of {network}", remedy, "attached")
 
     def _link(self) -> list[Observation]:
-        """Check the MTU and the addresses of both pods, and ping each from the other."""
+        """Check the MTU and the addresses of both pods, and ping each pod from the other pod."""
         config = json.loads(self._nad["spec"].get("config") or "{}")
         mtus = [mtu for plugin in config.get("plugins") or [config] if (mtu := member(plugin, "mtu"))]
         blocks, found, pings = model.parse_networks(self._nad), [], []
@@ -254,8 +254,8 @@ class _Test:
         return [*found, *pings]
 
     def _answer(self, pod: TestedPod, asked: dict[str, Any]) -> Any:
-        """Run `railcni test --inside` in the pod, with `asked` as JSON on stdin; return the JSON that it prints. Raises
-        IoFailure if it prints none."""
+        """Run `railcni test --inside` in the pod, with `asked` as JSON on stdin; return the JSON output. Raises
+        IoFailure if the output is not JSON."""
         done = self._execute(pod, "test", ["railcni", "test", "--inside"], json.dumps(asked))
         try:
             return json.loads(done.stdout)
@@ -269,7 +269,7 @@ class _Test:
         return kubectl.execute(self._options, where, argv, f"pod {pod}", given, _ANSWER)
 
     def _rdma(self) -> Observation:
-        """Measure RDMA from the second pod to the first with the programs of the user's image."""
+        """Measure RDMA from the second pod to the first, with the programs in the user's image. Return a finding."""
         server, client = self._pods
         if not self._options.image:
             return Observation(SKIPPED, "", "--image names no image with ib_write_bw or rping", check="RDMA")
@@ -292,7 +292,7 @@ class _Test:
         return ok(subject, f"{rates[-1]} Gb/s by ib_write_bw" if rates else "10 exchanges by rping", check="RDMA")
 
     def _leases(self) -> list[str] | str:
-        """The addresses that the cluster's stores lease to the pods; the reason, as a text, if they cannot be read."""
+        """The addresses that the cluster's stores lease to the pods; the reason as text if a store cannot be read."""
         names = [(self._namespace, pod.name) for pod in self._pods]
         try:
             with kubectl.access(self._options) as path:

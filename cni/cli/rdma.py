@@ -1,4 +1,4 @@
-"""railcni rdma: shows verbs devices with netdevs, PCI functions and GIDs, and the variables for NCCL."""
+"""railcni rdma: shows verbs devices with netdevs, PCI functions and GIDs, and the environment variables for NCCL."""
 
 from __future__ import annotations
 
@@ -119,19 +119,19 @@ def ibdev2netdev(devices: Sequence[VerbsDevice]) -> Iterator[str]:
             yield f"{port.device} port {port.number} ==> {port.netdev} ({state})"
 
 
-# --- NCCL: the variables that it needs in a pod, and the GID that it chooses without them; pure ---
+# --- NCCL: its variables for a pod, and the GID that it chooses without the variables; pure ---
 #
 # NCCL before 2.21 uses one GID index for all devices, NCCL_IB_GID_INDEX, by default 0. Newer versions choose an entry
 # for each device when the variable is not set: the first of RoCE v2 (NCCL_IB_ROCE_VERSION_NUM) whose address is of one
 # family (NCCL_IB_ADDR_FAMILY, by default IPv4), in one range (NCCL_IB_ADDR_RANGE) and not link-local. The table also
-# has the entries of other pods on the same NIC. To tell them from the pod's own, NCCL needs a range or an index.
+# has the entries of other pods on the same NIC. NCCL needs a range or an index to choose only the pod's own entries.
 # Sources: NCCL's user guide, "Environment Variables"; src/transport/net_ib/connect.cc of NCCL 2.31, ncclIbGetGidIndex.
 
 
 @dataclass(frozen=True)
 class _Way:
-    """A link of the pod with its RDMA port. `gid` is the GID of the link's first IPv4 address, else of its first
-    IPv6 address; None for InfiniBand."""
+    """A link of the pod and its RDMA port. `gid` is the GID of the link's first IPv4 address or, without one, of its
+    first IPv6 address; None for InfiniBand."""
 
     link: str
     port: Port
@@ -154,7 +154,7 @@ def nccl_advice(
 
 
 def _unused(ways: Sequence[_Way], sandbox: sandboxes.NamespaceView, devices: Devices, root: str) -> Iterator[str]:
-    """Yield a note for each port of the pod that NCCL does not use."""
+    """Yield a note for each port of the pod that NCCL does not use. `ways` are the ports that have a GID of the pod."""
     for way in ways:
         if not way.port.is_active:
             yield f"NCCL leaves out {way.port} ({way.link}) until it is ACTIVE: it is {way.port.state}"
@@ -187,8 +187,8 @@ def _selection(chosen: Mapping[_Way, Gid]) -> tuple[dict[str, str], list[str]]:
 
 
 def choice(port: Port, is_v6: bool, network: Network | None) -> int:
-    """The GID index that NCCL 2.21 or newer chooses for the port when NCCL_IB_GID_INDEX is not set. NCCL considers
-    only IPv6 (`is_v6`) or only IPv4 addresses; if `network` is given, only those in this network."""
+    """The GID index that NCCL 2.21 or newer chooses for the port when NCCL_IB_GID_INDEX is not set. Only addresses of
+    one family (IPv6 if `is_v6`, else IPv4) count, and only addresses in `network` if `network` is not None."""
     table = {gid.index: gid for gid in port.gids}
     current = table.get(0) or Gid(0, "", "", "::", "")
     for index in sorted(table.keys() - {0}):
@@ -203,9 +203,8 @@ def choice(port: Port, is_v6: bool, network: Network | None) -> int:
 
 
 def wrong_index(value: str, ways: Sequence[tuple[str, Port]]) -> str:
-    """Why a GID index, the `value` of an environment variable, is wrong for a link of the pod; "" if it suits all.
-
-    `ways` has (link name, port). A negative number, and "auto" of UCX, leave the choice to the library."""
+    """The reason why the GID index `value` of an environment variable is wrong for a link of the pod; "" if it suits
+    all links. `ways` has (link name, port). A negative number, and UCX's "auto", leave the choice to the library."""
     try:
         index = -1 if value == "auto" else int(value)
     except ValueError:

@@ -46,7 +46,7 @@ from cni.shared.spec.errors import CniError, IoFailure
 TOP = "railcni-support"
 INDEX = "index.json"
 FORMAT = 1
-MOST_BYTES = 1 << 20  # of a file; of a larger log only the end is read, other larger files are left out
+MOST_BYTES = 1 << 20  # of a file; a larger log is cut to its end, other larger files are left out
 _MOST_FILES = 500
 _PLUGINS = "/opt/cni/bin:/usr/lib/cni"
 _USUAL_LOGS = ("/var/log/whereabouts.log", "/tmp/whereabouts.log", "/var/log/multus.log")  # noqa: S108
@@ -75,7 +75,7 @@ _MOST_DEPTH = 50
 
 @dataclass(frozen=True)
 class Part:
-    """A file of the bundle with its path `name`. If `fault` is not "", it is the reason why the file is missing."""
+    """A file of the bundle, at the path `name`. `fault` is the reason why the file is missing; "" if it is there."""
 
     name: str
     about: str
@@ -125,7 +125,7 @@ def cleaned(parts: list[Part]) -> list[Part]:
 
 
 def gather(options: argparse.Namespace, say: Callable[[str], object]) -> list[Part]:
-    """Read all parts. A part that cannot be read has the reason in `fault`. `say` gets the name of each step."""
+    """Read all parts. A part that cannot be read has the reason in `fault`. `say` prints the name of a step."""
     state, networks, cache = options.state_dir, options.conf_dir, options.cache_dir
     plugins = tuple(filter(None, options.cni_path.split(":")))
     places = NodePlaces(state=state, networks=networks, cache=cache, plugins=plugins)
@@ -195,7 +195,7 @@ def _file(name: str, path: str, end: bool = False) -> Part:
 
 
 def _logs(options: argparse.Namespace) -> list[Part]:
-    """Return the existing logs among the paths of --log, the paths in the node's network files, and _USUAL_LOGS."""
+    """Read the logs named by --log, by the node's network files and by _USUAL_LOGS, as far as they exist."""
     named = [path for part in _tree("", options.conf_dir) for path in _LOG_KEY.findall(part.text)]
     paths = dict.fromkeys((*options.log, *named, *_USUAL_LOGS))
     parts = [_file("logs/" + path.strip("/").replace("/", "_"), path, end=True) for path in paths]
@@ -231,7 +231,7 @@ def _versions(folders: Sequence[str]) -> Any:
 
 
 def _digest(path: str) -> str:
-    """The SHA-256 digest of a file, which identifies the version of a Go plugin, or why it cannot be read."""
+    """The SHA-256 digest of a file, which identifies the version of a Go plugin; if unreadable, the reason."""
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -243,7 +243,7 @@ def _digest(path: str) -> str:
 
 
 def pack(parts: Sequence[Part], facts: Mapping[str, str]) -> bytes:
-    """The bytes of the .tar.gz: first the index of the files and of the missing ones, then the parts by name."""
+    """The bytes of the .tar.gz. Its first file is the index of the present and the missing files; the parts follow."""
     ordered = sorted(parts, key=lambda part: part.name)
     texts = {part.name: part.text for part in ordered if not part.fault}
     files = [{"path": p.name, "about": p.about, "bytes": len(p.text.encode())} for p in ordered if not p.fault]
@@ -273,7 +273,7 @@ def is_secret(name: str) -> bool:
 
 
 def find_secrets(text: str) -> set[str]:
-    """The secrets in `text` if it is JSON or YAML, also those in JSON inside its strings."""
+    """The secrets in `text` if it is JSON or YAML. A string in it that is JSON itself is searched too."""
     found: set[str] = set()
     for document in _documents(text):
         found.update(_secrets_of(document))
@@ -289,12 +289,13 @@ def _documents(text: str) -> Iterator[Any]:
 
 
 def _secrets_of(value: Any, depth: int = 0, hidden: bool = False) -> Iterator[str]:
-    """Yield the secrets in `value`, at nesting level `depth` of a document; if `hidden`, all strings and numbers."""
+    """Yield the secrets in `value`, which is at the nesting level `depth` of a document. If `hidden`, all strings and
+    numbers in `value` are secret."""
     if depth > _MOST_DEPTH:
         return
     if isinstance(value, dict):
         for key, inner in value.items():
-            if not hidden and isinstance(inner, dict) and key == "exec":  # of a kubeconfig: what its helper gets
+            if not hidden and isinstance(inner, dict) and key == "exec":  # a kubeconfig's helper, with its arguments
                 env = inner["env"] if isinstance(inner.get("env"), list) else []
                 entries = [entry.get("value") for entry in env if isinstance(entry, dict)]
                 yield from _secrets_of(entries, depth + 1, hidden=True)
@@ -316,15 +317,15 @@ def _secrets_of(value: Any, depth: int = 0, hidden: bool = False) -> Iterator[st
 
 
 def _hides(key: str, holder: dict[Any, Any]) -> bool:
-    """Whether `holder[key]` is secret: `key` is the name of a secret, or the data of a Kubernetes Secret. For the key
-    "value", the member `name` of `holder` is judged instead of `key`."""
+    """Whether `holder[key]` is secret: `key` is the name of a secret, or `holder` is a Kubernetes Secret and `key` its
+    data. If `key` is "value", the member `name` of `holder` is judged instead."""
     if key in ("data", "stringData") and holder.get("kind") == "Secret":
         return True
     return is_secret(str(holder.get("name"))) if key == "value" else is_secret(key)
 
 
 def _parts(secret: str) -> Iterator[str]:
-    """The forms in which a secret may appear: whole, by lines, escaped, in base64, and decoded from base64."""
+    """Yield the forms in which a secret may appear: whole, by words, escaped, in base64, and decoded from base64."""
     forms = {secret, secret.strip(), *(word for word in secret.split() if len(word) >= 8)}
     if "=" in secret:
         forms.add(secret.partition("=")[2])
@@ -343,7 +344,7 @@ def scrub(text: str, secrets: Iterable[str] = ()) -> str:
     for secret in sorted(secrets, key=len, reverse=True):
         if len(secret) >= _SHORT:
             text = text.replace(secret, REMOVED)
-        elif secret in text:  # only as a whole word: it may be a part of other words
+        elif secret in text:  # a short secret may be a part of other words
             text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(secret)}(?![A-Za-z0-9])", REMOVED, text)
     for mark, left in _MARKS:
         text = mark.sub(left, text)

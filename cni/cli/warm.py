@@ -1,4 +1,4 @@
-"""railcni warm: shows and ends this node's warm workers: processes that have loaded the plugins (see cni/warm)."""
+"""railcni warm: shows and ends this node's warm workers, processes that have the plugins loaded (see cni/warm)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cni.shared.kernel.files import names_in, read_regular
 from cni.shared.spec.errors import IoFailure, TryAgainLater
 from cni.warm import protocol
 
-END_SECONDS = 60.0  # seconds: a call in progress may itself wait for another call
+END_SECONDS = 60.0  # a running call may wait for another call
 _ANSWER_SECONDS = 1.0
 _CREDENTIALS = struct.Struct("=iII")  # struct ucred
 REASONS = {  # why no worker served a call, by the letters that launcher.c writes
@@ -40,8 +40,8 @@ REASONS = {  # why no worker served a call, by the letters that launcher.c write
 
 @dataclass(frozen=True)
 class Workers:
-    """The warm workers of one supervisor, the process that starts them. `since` is the start of the supervisor (Unix
-    time), `calls` the number of calls that the workers have served."""
+    """The warm workers of one supervisor, the process that starts workers. `supervisor` is its PID, `since` its start
+    (Unix time), and `calls` the number of calls that the workers have served."""
 
     name: str
     supervisor: int
@@ -59,8 +59,8 @@ class Workers:
 
 
 def cold(root: str = "/") -> str:
-    """The reasons why recent calls were served by no warm worker: for each call a letter, a key of REASONS, oldest
-    call first. "" if the file of letters cannot be read."""
+    """The reasons why recent calls were cold (not served by a warm worker), oldest first: a letter, a key of REASONS,
+    for each call. "" if the file of letters cannot be read."""
     with suppress(OSError, ValueError):
         return read_regular(below(root, protocol.COLD), 1 << 17).decode("ascii", "replace")
     return ""
@@ -72,7 +72,7 @@ def by_reason(letters: str) -> dict[str, int]:
 
 
 def described(letters: str) -> str:
-    """A text with the reasons of cold calls and their counts; `letters` has a key of REASONS for each call."""
+    """A text with the reasons for cold calls and their counts; `letters` has a key of REASONS for each call."""
     text = ", ".join(f"{count} because {reason}" for reason, count in by_reason(letters).items()) or "none"
     return f"{text}; the last: {REASONS.get(letters[-1], letters[-1])}" if len(set(letters)) > 1 else text
 
@@ -92,8 +92,8 @@ def found(root: str = "/") -> list[Workers]:
 
 
 def stop(root: str = "/", seconds: float = END_SECONDS) -> int:
-    """End all workers when they have served their calls; return the number of supervisors. Raises TryAgainLater if one
-    is still there after `seconds`. A supervisor that starts during the call stays."""
+    """End all workers after their present calls; return the number of supervisors. Raises TryAgainLater if a supervisor
+    still runs after `seconds`. Supervisors that start meanwhile stay."""
     asked = {path: _ask_to_end(path) for path in _sockets(root)}
     deadline = time.monotonic() + seconds
     for path, supervisor in asked.items():
@@ -107,9 +107,9 @@ def stop(root: str = "/", seconds: float = END_SECONDS) -> int:
 
 
 def _ask_to_end(path: str) -> int:
-    """Ask the supervisor that listens at `path` to end; return its process ID, 0 if none listens."""
+    """Ask the supervisor that listens at `path` to end; return its process ID, or 0 without a supervisor."""
     asked = _ask(path, protocol.STOP)
-    if not asked.workers and asked.supervisor:  # it has no worker, so it serves no call now
+    if not asked.workers and asked.supervisor:  # a supervisor without workers serves no call
         os.kill(asked.supervisor, signal.SIGTERM)
     return asked.supervisor
 
@@ -142,7 +142,7 @@ def _sockets(root: str) -> list[str]:
 
 
 def _ask(path: str, what: str = protocol.STATUS) -> Workers:
-    """Send the request `what` to the worker that listens at `path`; return its answer. `fault` tells why none came."""
+    """Ask the worker that listens at `path` for `what`; return the answer. Without one, `fault` has the reason."""
     name, supervisor = os.path.basename(path).removesuffix(protocol.SOCKET), 0
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(_ANSWER_SECONDS)
