@@ -1,7 +1,7 @@
 """Install and uninstall in a plugin folder, step by step; `--dry-run` prints the steps and does not carry them out.
 
-The order of the steps makes them safe: when the process is killed at any time, every name in the folder still leads to
-a complete version, and the same command, run again, finishes the work.
+The process may be killed at any time: the order of the steps ensures that every name in the folder still leads to a
+complete version, and that the same command, run again, finishes the work.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ class Folder:
     """The plugin folder at the real path `path`, which messages call `shown`.
 
     `say` is called with the text of each step before the step is carried out. `steps` has the texts of all steps so
-    far. If `foresees` is true (a dry run), no step is carried out, and `say` is not called.
-    """
+    far. If `foresees` is true (a dry run), no step is carried out, and `say` is not called."""
 
     def __init__(self, path: str, shown: str) -> None:
         self.path = path
@@ -70,12 +69,10 @@ class Folder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock of this folder's installers, a flock of the folder; at the end, remove the bundle folder if it
-        is empty.
+        """Hold a flock of the folder, which keeps other installers away; at the end, remove the bundle folder if empty.
 
-        Raises TryAgainLater if another installer holds the lock, and IoFailure if the folder cannot be opened. With
-        `foresees` it also raises IoFailure if the folder is not writable.
-        """
+        Raises TryAgainLater if another installer holds the lock, and IoFailure if the folder cannot be opened or, in a
+        dry run, is not writable."""
         written = self.bundle if os.path.isdir(self.bundle) else self.path
         if self.foresees and not os.access(written, os.W_OK, effective_ids=True):
             code = errno.EROFS if os.statvfs(self.path).f_flag & os.ST_RDONLY else errno.EACCES
@@ -110,13 +107,11 @@ class Folder:
 
 
 def install(folder: Folder, wanted: content.Content, replace: Sequence[str] = ()) -> None:
-    """Install `wanted`, or finish its interrupted install.
+    """Install `wanted`, or finish its interrupted install. After an error the version in use stays.
 
     The names in `replace`, which are plugins' names without `railcni-`, become links to railcni's plugins too; other
     programs' files of these names are kept, and uninstall puts them back. Raises InvalidConfig when another program's
-    file has a name with `railcni-`, TryAgainLater while another installer works, and IoFailure when a step fails. After
-    an error the version in use stays.
-    """
+    file has a name with `railcni-`, TryAgainLater while another installer works, and IoFailure when a step fails."""
     with folder.locked():
         found, bundle = layout.read(folder.path), folder.bundle
         if taken := [name for name in PREFIXED if name in found.foreign]:
@@ -141,10 +136,8 @@ def install(folder: Folder, wanted: content.Content, replace: Sequence[str] = ()
 
 
 def _version_for(wanted: content.Content, found: Installation, bundle: str) -> str:
-    """The directory name for the version `wanted`: that of an intact installed copy, if possible the current one; if
-    there is none, a new name.
-
-    A damaged copy keeps its directory, since running calls may use it; then the new name ends with a number."""
+    """The name of the directory for `wanted`: an installed version with this content, if possible the current one, or
+    else a new name. If a damaged copy has the name, the new name ends with a number: running calls may use the copy."""
     numbered = (f"{wanted.version}.{number}".removesuffix(".0") for number in itertools.count())
     current_first = sorted(found.versions, key=lambda name: name != found.current)
     whole = (v for v in current_first if v.startswith(wanted.version) and content.is_whole(f"{bundle}/{v}"))
@@ -152,7 +145,7 @@ def _version_for(wanted: content.Content, found: Installation, bundle: str) -> s
 
 
 def _take(folder: Folder, found: Installation, names: Iterable[str]) -> None:
-    """Make `names` links to railcni's plugins; other programs' files of these names are kept in replaced/."""
+    """Make `names` links to railcni's plugins. Other programs' files with these names are kept in replaced/."""
     for name in names:
         path, kept = f"{folder.path}/{name}", f"{folder.bundle}/{REPLACED}/{name}"
         if name in found.foreign:
@@ -175,11 +168,10 @@ def _try(folder: Folder, version: str) -> None:
 
 
 def uninstall(folder: Folder, refuse: _Refuse, end_workers: Callable[[], object] = lambda: None) -> Installation:
-    """Remove the installation; return what it was before. `end_workers` ends the warm workers.
+    """Remove the installation; return its former content. `end_workers` ends the warm workers.
 
     `refuse` raises an error when the installation must stay. It is called before and after the links are removed: a
-    plugin that started before its link was removed may attach a pod after the first call.
-    """
+    plugin that started before its link was removed may attach a pod after the first call."""
     with folder.locked():
         before = layout.read(folder.path)
         refuse(before)
@@ -209,7 +201,7 @@ def uninstall(folder: Folder, refuse: _Refuse, end_workers: Callable[[], object]
 
 
 def _users(folder: Folder, found: Installation) -> str:
-    """Describe the processes that run from a version, except this command and its parent; "" if there are none."""
+    """A text about the processes that run from a version, except this process and its parent; "" if there are none."""
     own = (os.getpid(), os.getppid())
     users = [(pid, v) for v in found.versions for pid in users_of(f"{folder.bundle}/{v}", own)]
     return ", ".join(f"process {pid}, which runs from version {version}" for pid, version in users)
@@ -226,25 +218,25 @@ def _wait_for_calls(folder: Folder, before: Installation) -> None:
 
 
 def _end(folder: Folder) -> None:
-    """Remove the bundle folder with all versions: the last step of `uninstall`, when no process runs from a version."""
-    files.sync(folder.path)  # the restored files are on the disk before the versions go
+    """Remove the bundle folder with all versions. No process may run from them: this is uninstall's last step."""
+    files.sync(folder.path)  # the restored files must be on disk before the versions go
     files.remove(f"{folder.bundle}/{CURRENT}")
     files.remove(folder.bundle)
 
 
 # --- processes that run from a version; the version stays until they have ended ---
 #
-# A process is recognised by its executable or an open file: in a bundle, it executes the bundle's dynamic loader; in
-# a checkout, it keeps its modules open (bin/launcher.in). Files are compared by device and inode, since a process in a
-# container has other paths. In a PID namespace of its own, as in most containers, an installer does not see the host's
-# processes; then a version counts as unused when `current` has not changed for _LONGEST_CALL.
+# A process of a bundle is recognised by its executable, the bundle's dynamic loader; a process of a checkout, by the
+# open file of its modules (bin/launcher.in). Files are compared by device and inode, as containers have other paths.
+# An installer in its own PID namespace, as in most containers, does not see the host's processes. Then a version
+# counts as unused when `current` has not changed for _LONGEST_CALL.
 
 
 def _is_unused(bundle: str, version: str) -> bool:
-    """Whether no process runs any more from the old `version` in the folder `bundle`."""
+    """Whether no process still runs from the old `version` in the folder `bundle`."""
     if netns_users.sees_node():
         return not users_of(f"{bundle}/{version}")
-    with suppress(OSError):  # `current` last changed at this time; the version went out of use then or before
+    with suppress(OSError):  # the version went out of use when `current` last changed, or before
         return time.time() - os.lstat(f"{bundle}/{CURRENT}").st_mtime > _LONGEST_CALL
     return False
 
@@ -272,8 +264,7 @@ class CommandLink:
 
     The link leads to the command of the version in use; for a checkout it leads into the checkout, since the command's
     libraries are not installed. Another program's file with the name `railcni` stays. If `directory` is missing, no
-    link is made.
-    """
+    link is made."""
 
     def __init__(self, folder: Folder, root: str, directory: str, wanted: content.Content | None = None) -> None:
         self._folder = folder
@@ -288,7 +279,7 @@ class CommandLink:
         return self._shown if target_of(self._path) == self._target else self._target
 
     def make(self) -> None:
-        """A step: make or change the link, if its folder can be written to and no other program's file has the name."""
+        """A step: make or change the link, unless its folder is not writable or another program's file has the name."""
         leads_to = target_of(self._path)
         is_free = not os.path.lexists(self._path) or leads_to.endswith(f"/{layout.PROGRAMS}/{COMMAND}")
         if leads_to != self._target and is_free and os.access(self._directory, os.W_OK):

@@ -6,7 +6,7 @@ scripts name the interpreter by its absolute path. The command stays in the chec
 
 A version has the plugins twice: links with the prefix railcni- lead to bin/, links without it to copies in plain/. The
 installer of Go whereabouts runs `cp -f whereabouts /opt/cni/bin` at every start, and so writes through railcni's link
-into plain/. Then `whereabouts` is Go's plugin again, as it should be, but `railcni-whereabouts` has not changed.
+into plain/. Then `whereabouts` is Go's plugin again, as its user wants, but `railcni-whereabouts` has not changed.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def checkout(top: str) -> Content:
 
 
 def _copies(top: str) -> dict[str, str]:
-    """Map the path of plain/, and of each plugin's copy there, to the directory or file from which it is copied. A copy
-    is never a link, since Go's installer writes into it."""
+    """The sources of plain/: map the path of plain/, and of each plugin's copy in it, to the directory or file to copy.
+    A copy is never a link, since Go's installer writes into it."""
     programs = os.path.realpath(f"{top}/{PROGRAMS}")
     return {COPIES: programs, **{f"{COPIES}/{name}": os.path.realpath(f"{programs}/{name}") for name in PLAIN}}
 
@@ -91,9 +91,9 @@ def tree(top: str) -> dict[str, str]:
 
 
 def read(source: str | bytes) -> tuple[str, bytes]:
-    """Return (kind, content) of `source`, a path or the bytes of a file. The kind is "link" (with its target as
-    content), "directory" (no content), "file", or "program" (an executable file). Raises IoFailure for a device, socket
-    or FIFO."""
+    """Return (kind, content) of `source`, a path or the bytes of a file. The kind is "link" (the content is its
+    target), "directory" (without content), "file", or "program" (an executable file). Raises IoFailure for a device,
+    socket or FIFO."""
     if isinstance(source, bytes):
         return "file", source
     mode = os.lstat(source).st_mode

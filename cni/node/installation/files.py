@@ -12,11 +12,8 @@ from cni.shared.spec.errors import InvalidConfig
 
 
 def below(root: str, path: str) -> str:
-    """Translate the host's absolute `path` to a path here, where the host is mounted at `root`. Links are followed as
-    on the host.
-
-    Components that do not exist stay as they are. Raises InvalidConfig when the links form a loop.
-    """
+    """The real path here of `path`, an absolute path on the host that is mounted at `root`. Links are followed as on
+    the host. Components that do not exist stay as they are. Raises InvalidConfig when the links form a loop."""
     root = os.path.realpath(root).rstrip("/")
     try:
         return root + files.resolve(path, root, strict=False)
@@ -31,7 +28,7 @@ def put(path: str, temporary: str, make: Callable[[str], object]) -> None:
     try:
         make(temporary)
         os.rename(temporary, path)
-    finally:  # for a full disk, and since rename(2) does nothing when both paths are names of one file
+    finally:  # left by a full disk, or by rename(2) if both paths are names of one file
         remove(temporary)
     for folder in {os.path.dirname(path), os.path.dirname(temporary)}:
         sync(folder)
@@ -58,11 +55,8 @@ def make_tree(top: str, sources: content.Sources) -> None:
 
 
 def make_second(path: str, second: str) -> None:
-    """Make `second` a hard link to the file at `path`, or a copy of the file if the kernel refuses the link.
-
-    Root without capabilities may not link another user's file (fs.protected_hardlinks), and some file systems have no
-    hard links.
-    """
+    """Make `second` a hard link to the file at `path`, or a copy if the kernel refuses the link: some file systems have
+    no hard links, and root without capabilities may not link another user's file (fs.protected_hardlinks)."""
     try:
         os.link(path, second, follow_symlinks=False)
     except PermissionError:

@@ -1,5 +1,5 @@
-"""The file names of an installation, its files in a plugin folder, and its faults: every name must lead to a plugin of
-railcni, the plugin must run, and the state directory must be usable. The functions raise OSError."""
+"""The file names of an installation, its files in a plugin folder, and its faults. Every name must lead to a plugin of
+railcni, each plugin must run, and the state directory must be usable. The functions raise OSError."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cni.shared.kernel.files import check_private_directory, mark, target_of
 
 BUNDLE, TEMPORARY = "railcni-bundle", ".new."
 CURRENT, PREVIOUS, REPLACED = "current", "previous", "replaced"
-PROGRAMS, SCRIPTS = "bin", "libexec"  # in a version: the executables, and the scripts that they start for a cold call
+PROGRAMS, SCRIPTS = "bin", "libexec"  # in a version: the executables, and the scripts that they run for a cold call
 COPIES = "plain"  # in a version: copies of the programs; the plain names lead to them
 PLAIN = EXECUTABLES
 PREFIXED = tuple(f"railcni-{name}" for name in PLAIN)
@@ -78,7 +78,7 @@ def _names(folder: str) -> list[str]:
 
 
 def faults(folder: str, shown: str, found: Installation, state: str) -> list[str]:
-    """The faults of the installation `found` and of the state directory, as sentences; they name the folder `shown`."""
+    """The faults of `found` and of the state directory, as sentences that call the plugin folder `shown`."""
     return [*_of_names(folder, shown, found), *state_faults(state)]
 
 
@@ -101,7 +101,7 @@ def _of_names(folder: str, shown: str, found: Installation) -> Iterator[str]:
 
 
 def fingerprint(folder: str, found: Installation) -> tuple[object, ...]:
-    """A value that changes when a plugin file or link changes: `faults` must then run the plugins again."""
+    """A value that changes when a plugin file or link changes, so that the result of `faults` may change too."""
     paths = [f"{folder}/{name}" for name in sorted(found.ours)]
     return found, *((mark(path, links=True), os.access(path, os.X_OK)) for path in paths)
 
@@ -121,7 +121,7 @@ def state_faults(state: str) -> Iterator[str]:
 
 
 def fault_of(path: str, plugin: str) -> str:
-    """Run `path` without a CNI_COMMAND; return the reason why it is not railcni's `plugin`, or "" if it is."""
+    """Run `path` without CNI_COMMAND; return "" if the program is railcni's `plugin`, or else the reason why not."""
     try:
         done = subprocess.run([path], env={}, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TRY_SECONDS)
     except subprocess.TimeoutExpired:

@@ -58,10 +58,8 @@ def state_of(options: argparse.Namespace) -> str:
 
 
 def plugin_folder(root: str, to: str = "") -> str:
-    """The path, on the host, of the plugin folder: `to` if given, otherwise the folder of the node's runtime.
-
-    Raises InvalidConfig when there is none, when runtimes have different folders, or when the folder does not exist.
-    """
+    """The path, on the host, of the plugin folder: `to` if given, otherwise the folder of the node's runtime. Raises
+    InvalidConfig when none is found, when runtimes have different folders, or when the folder does not exist."""
     found = {"--plugin-dir": os.path.abspath(to)} if to else candidates(root)
     if not found:
         message = f"no plugin folder found: neither containerd nor CRI-O is configured here, and none of the usual folders exists: name it with --plugin-dir, such as --plugin-dir {DEFAULT}"
@@ -80,10 +78,10 @@ def plugin_folder(root: str, to: str = "") -> str:
 
 
 def candidates(root: str) -> dict[str, str]:
-    """Map each configured runtime to its plugin folder; if none is, map distributions to usual folders that exist."""
+    """Map each configured runtime to its plugin folder; without one, map distributions to their folders that exist."""
     usual = ((name, [f for f in folders if os.path.isdir(below(root, f))]) for name, folders in _USUAL)
     found = dict(_configured(root)) or {name: there[0] for name, there in usual if there}
-    same: dict[str, str] = {}  # paths that lead to the same folder become one path
+    same: dict[str, str] = {}  # folder -> its first path; other paths to the same folder are replaced by it
     return {runtime: same.setdefault(below(root, folder), folder) for runtime, folder in found.items()}
 
 
@@ -102,8 +100,8 @@ def _configured(root: str) -> Iterator[tuple[str, str]]:
 
 
 def _named(root: str, documents: list[dict[str, Any]]) -> str:
-    """The plugin folder that a runtime's configuration files `documents` name. The last file with a list of folders
-    counts. Returns the first existing folder of that list; if none exists, the first folder."""
+    """The plugin folder that a runtime's configuration files `documents` name: in the last file with a list of folders,
+    the first folder that exists or, if none exists, the first folder."""
     found = (_strings(_table(d, *table).get(key)) for d in reversed(documents) for table in _TABLES for key in _KEYS)
     folders = next(filter(None, found), [DEFAULT])
     return next((f for f in folders if os.path.isdir(below(root, f))), folders[0])
