@@ -21,7 +21,7 @@ _MOST_ADDRESSES = 16  # the limit for `ips` in NetworkDeviceData
 
 
 def found(network: str = "", directory: str = STATE) -> list[dict[str, Any]]:
-    """The attachments, or only those of `network`, each with the records of its link plugin and its IPAM plugin."""
+    """The attachments, or only those to `network`, as JSON objects with the records of link plugin and IPAM plugin."""
     attachments: dict[tuple[str, str, str], dict[str, Any]] = defaultdict(dict)
     for attachment, part, record in Records(directory, Log("railcni")).all():
         if network in ("", attachment.network):
@@ -38,7 +38,7 @@ def pending(network: str = "", directory: str = STATE) -> list[dict[str, Any]]:
 
 
 def named(attachment: dict[str, Any]) -> str:
-    """The attachment and its addresses, as text for messages."""
+    """A text for messages that names the attachment and its addresses."""
     addresses = ", ".join(map(str, attachment["addresses"])) or "no address"
     return f"{attachment['network']} {attachment['ifname']} of container {attachment['containerID']} ({addresses})"
 
@@ -52,8 +52,7 @@ def changed(directory: str = STATE) -> int:
 
 
 def completed(directory: str = STATE) -> tuple[list[dict[str, Any]], bool]:
-    """Return the attachments that no plugin call is changing now, and whether any was left out because a call is
-    changing it."""
+    """Return (the attachments that no plugin call is changing now, whether others were left out)."""
     records, ended, every = Records(directory), [], found(directory=directory)
     for one in every:
         held = records.try_locked(Attachment(one["network"], one["containerID"], one["ifname"]), LINK)
@@ -72,9 +71,9 @@ def device_of(attachment: dict[str, Any]) -> str:
 
 
 def network_data(attachment: dict[str, Any], every: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The result of the ADD of `attachment`, as NetworkDeviceData of a ResourceClaim. `every` has the node's
-    attachments: if `attachment` is one NIC of a group with common IPAM (ipam.group.rails), the addresses are taken
-    from the record of the group's attachment."""
+    """The result of the ADD of `attachment`, as NetworkDeviceData of a ResourceClaim. `every` are the node's
+    attachments. If `attachment` is one NIC of a group with common IPAM (ipam.group.rails), one of these is the
+    attachment of the group, whose record has the addresses."""
     link = attachment["records"][LINK]["link"]
     mac = link.get("mac") or (link.get("device") or {}).get("mac")
     known = {"interfaceName": attachment["ifname"], "hardwareAddress": mac, "ips": attachment["addresses"]}
@@ -86,8 +85,8 @@ def network_data(attachment: dict[str, Any], every: Iterable[dict[str, Any]]) ->
 
 
 def _of_rail(attachment: dict[str, Any], group: dict[str, Any]) -> list[str]:
-    """The addresses of `attachment` in the record of the attachment `group`, which has the addresses of all NICs of
-    its group, in the order of rail.ranges; [] if `attachment` is not in this group."""
+    """The addresses of `attachment` in the record of `group`, the attachment with the addresses of all NICs of a group
+    in the order of rail.ranges; [] if `attachment` is not in this group."""
     names = [attachment["network"], attachment["ifname"]]
     index = next((entry[2] for entry in rails.listed(group["records"].get("ipam")) if entry[:2] == names), None)
     with suppress(KeyError, TypeError, ValueError):
@@ -98,7 +97,7 @@ def _of_rail(attachment: dict[str, Any], group: dict[str, Any]) -> list[str]:
 
 
 def _config(attachment: dict[str, Any]) -> dict[str, Any]:
-    """The configuration with which the link plugin was called, from its record; {} when the record has none."""
+    """The configuration of the link plugin's ADD, from the plugin's record; {} if the record has none."""
     try:
         config = json.loads((attachment["records"].get(LINK) or {}).get("config") or "{}")
     except ValueError:

@@ -1,4 +1,4 @@
-"""The error counters of RDMA ports, and NICs' rates and firmware versions, which should be equal on NICs of one model.
+"""The error counters of RDMA ports, and the rates and firmware versions of NICs, to compare NICs of one model.
 
 `railcni doctor` judges the values, and the agent reports them to Prometheus.
 
@@ -22,8 +22,8 @@ _LOSS = "see PFC and ECN here and on the switches: packets are lost on the way"
 
 @dataclass(frozen=True)
 class ErrorCounter:
-    """An error counter. `place` is its path in the port's sysfs folder or, with the prefix _NETDEV, in that of the
-    port's netdev; for a bond, the counters of its ports are added. `railcni doctor` reports a port whose counter is at
+    """An error counter. `place` is its path in the sysfs folder of the port or, with the prefix _NETDEV, of the port's
+    netdev; for a bond, the counters of the bond's ports are added. `railcni doctor` reports a port whose counter is at
     least `many`."""
 
     place: str
@@ -77,7 +77,7 @@ def read(device: str, port: int, root: str = "/sys") -> Counts:
 
 
 def samples(root: str = "/sys") -> Samples:
-    """The values of all ports' error counters, by (device, port, name of the counter)."""
+    """The values of the error counters of all ports, by (device, port, name of the counter)."""
     return {
         (device, str(port), counter.name): value
         for device in rdma_sysfs.devices(root)
@@ -87,9 +87,9 @@ def samples(root: str = "/sys") -> Samples:
 
 
 def siblings(root: str = "/sys") -> tuple[Samples, Samples]:
-    """Return two metrics of NICs with an active port; virtual functions and software devices are left out. The first
-    has the rate of each active port, in bytes a second, by (device, port, model, link layer). The second has the value
-    1 for each (device, model, firmware)."""
+    """Return two metrics of NICs with an active port: the rate of each active port in bytes a second, by (device, port,
+    model, link layer); and the value 1 for each (device, model, firmware). Virtual functions and software devices are
+    left out."""
     rates: Samples = {}
     firmware: Samples = {}
     for device in rdma_sysfs.devices(root):

@@ -15,10 +15,8 @@ from cni.shared.kernel.files import names_in
 
 @dataclass(frozen=True)
 class Gid:
-    """An entry of a GID table. `kind` is "RoCE v2", for example; `ndev` is the netdev's name in its own namespace.
-
-    `owner` is the pod or namespace whose link `ndev` has `address`; "" for the command's own namespace, or if unknown.
-    """
+    """An entry of a GID table. `kind` is "RoCE v2", for example. `ndev` is the name of the entry's netdev in the
+    netdev's namespace, and `owner` the pod or namespace with this netdev: "" for the command's own, or if unknown."""
 
     index: int
     value: str
@@ -30,10 +28,10 @@ class Gid:
 
 @dataclass(frozen=True)
 class Port:
-    """A port of a verbs device. `mtu` is the netdev's MTU, and `roce_mtu` the RoCE MTU that results from it, both in
-    bytes, and both None if unknown. A port without RoCE has no `roce_mtu`. `carrier` is None if the netdev is in
-    another namespace. `room` is the size of the GID table. `links` are the netdevs of this namespace whose traffic
-    passes the port; a GID with another `ndev` belongs to a pod."""
+    """A port of a verbs device. `mtu` is the netdev's MTU, and `roce_mtu` the resulting RoCE MTU, both in bytes, or
+    None if unknown; without RoCE, `roce_mtu` is None. `carrier` is None if the netdev is in another namespace. `room`
+    is the size of the GID table. `links` are the netdevs of this namespace whose traffic passes the port; a GID with
+    another `ndev` belongs to a pod."""
 
     device: str
     number: int
@@ -79,7 +77,7 @@ class VerbsDevice:
 
 
 def read(sandboxes: Sequence[NamespaceView] = (), root: str = "/sys") -> list[VerbsDevice]:
-    # if several namespaces have a link with this name and address, the first counts: the command's own namespace
+    # reversed: if several namespaces have a link with this name and address, the first namespace counts
     links = {(i.name, a): (s.owner, i.mtu) for s in reversed(sandboxes) for i in s.interfaces for a in i.addresses}
     above: dict[tuple[str, int], set[str]] = {}  # the netdevs of this namespace whose traffic passes a port
     for netdev in names_in(f"{root}/class/net"):
@@ -104,14 +102,14 @@ def read(sandboxes: Sequence[NamespaceView] = (), root: str = "/sys") -> list[Ve
 
 
 def gigabits(rate: str) -> float | None:
-    """The number of Gb/s in a port's `rate`, 100 for "100 Gb/sec (4X EDR)"; None when it is unknown."""
+    """The Gb/s in a port's `rate`, such as 100 for "100 Gb/sec (4X EDR)"; None if `rate` has another form."""
     number, unit, _ = rate.partition(" Gb/sec")
     return float(number) if unit else None
 
 
 def model_of(device: str, address: str, root: str = "/sys") -> str:
-    """The vendor and product IDs of the PCI function `address` of a verbs device and, if the driver shows it, the ID of
-    the board, since one product has boards with different rates and firmware. "" for a software device."""
+    """The vendor and product IDs of a verbs device with the PCI address `address`, and the board's ID if the driver
+    shows it: boards of one product differ in rates and firmware. "" for a software device."""
     if not address:
         return ""
     product = ":".join(text(f"{root}/bus/pci/devices/{address}/{name}")[2:] for name in ("vendor", "device"))
@@ -124,14 +122,14 @@ def ports(devices: Iterable[VerbsDevice]) -> list[Port]:
 
 
 def ports_of(link: SandboxInterface, devices: Sequence[VerbsDevice], root: str = "/sys") -> list[Port]:
-    """The RDMA ports that carry the traffic of `link`: ports of its lower netdev or of its own PCI function."""
+    """The RDMA ports that carry the traffic of `link`: those of its lower netdev, or those of its own PCI function."""
     below = rdma_sysfs.ports_of_netdev(link.lower, root) if link.lower else ()
     own = [device.name for device in devices if link.bus == "pci" and device.pci == link.device]
     return [port for port in ports(devices) if (port.device, port.number) in below or port.device in own]
 
 
 _Links = dict[tuple[str, str], tuple[str, int]]
-"""The (owner, MTU) of the link, by (name, address)."""
+"""(owner, MTU) of each link, by (name, address)."""
 
 
 def _port(device: str, number: int, links: _Links, above: Mapping[tuple[str, int], Collection[str]], root: str) -> Port:
@@ -147,7 +145,7 @@ def _port(device: str, number: int, links: _Links, above: Mapping[tuple[str, int
     mtu = text(f"{seen}/mtu") if netdev else ""
     is_here = mtu.isdigit()
     of_pod = [links[g.ndev, g.address][1] for g in gids if g.ndev == netdev and (g.ndev, g.address) in links]
-    size = int(mtu) if is_here else next(iter(of_pod), None)  # of_pod for a device in a pod
+    size = int(mtu) if is_here else next(iter(of_pod), None)  # the netdev may be in a pod
     is_roce = rdma_sysfs.is_roce(device, number, root)
     return Port(
         **vars(state),

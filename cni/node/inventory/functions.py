@@ -2,11 +2,10 @@
 selectors compare, and their device nodes.
 
 When a function is in a pod, sysfs hides the function's netdevs and, in RDMA's exclusive mode, its verbs devices. The
-directories that contain them, and the directories of the character devices, stay (drivers/base/core.c,
+directories that contained these stay, and so do those of the character devices (drivers/base/core.c,
 class_dir_create_and_add).
 Sources: Documentation/ABI/testing/sysfs-bus-pci, Documentation/ABI/stable/sysfs-class-infiniband and
-Documentation/driver-api/vfio.rst of the kernel.
-"""
+Documentation/driver-api/vfio.rst of the kernel."""
 
 from __future__ import annotations
 
@@ -65,10 +64,7 @@ class Function:
 
 def read(root: str = "/sys", before: Sequence[Function] = ()) -> list[Function]:
     """The PCI functions of the class "network" in the sysfs at `root`, sorted by address, then the subfunctions and the
-    software verbs devices.
-
-    `before` is an earlier result: it gives the names of the netdevs that are now in a pod, which sysfs hides.
-    """
+    software verbs devices. sysfs hides netdevs in pods; their names are taken from `before`, an earlier result."""
     nodes = _nodes(root)
     former = {function.id: function for function in before}
     found = []
@@ -117,7 +113,7 @@ def _function(device: topology.PciDevice, nodes: dict[str, list[str]], root: str
 
 
 def _subfunction(name: str, nodes: dict[str, list[str]], root: str) -> Function | None:
-    """The subfunction that has the verbs device `name`; None for a software device. A subfunction is no PCI device."""
+    """The subfunction with the verbs device `name`; None for a software device. A subfunction is no PCI device."""
     place = os.path.realpath(f"{root}{rdma_sysfs.CLASS}/{name}/device")
     owner = sysfs.pci_above(place) if os.path.isdir(place) else ""
     if not owner:

@@ -1,4 +1,4 @@
-"""Check the names of pods, network namespaces and directories on the command line, and whether these objects exist."""
+"""Checks of the pods, network namespaces and directories that a command line names: their names and existence."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def read_pod(text: str) -> str:
 
 
 def require_directory(option: str, shown: str, path: str = "") -> None:
-    """Raise InvalidConfig if `path` is missing or a file. The message names the command line's `option` and its value
-    `shown`, which is also the default for `path`."""
+    """Raise InvalidConfig if `path` (default: `shown`) is missing or a file. The message names the command line's
+    `option` and its value `shown`."""
     if is_missing(path or shown):
         raise InvalidConfig(f'{option} "{shown}": there is no such directory')
     if os.path.isfile(path or shown):
@@ -59,8 +59,8 @@ def is_alive(netns: str) -> bool:
 
 
 def running_pods(root: str, pods: Collection[str]) -> list[str]:
-    """The UIDs in `pods` that have a cgroup on the host mounted at `root`. Kubelet creates the cgroup before it
-    prepares claims, and removes it after the pod has ended. Names of systemd's cgroups have "_" in place of "-"."""
+    """The UIDs in `pods` of pods with a cgroup on the host mounted at `root`. kubelet creates a pod's cgroup before it
+    prepares the pod's claims, and removes it after the pod's end. systemd's cgroups have "_" in place of "-"."""
     wanted = {uid.replace("-", "_"): uid for uid in pods}
     names = (name for _, folders, _ in os.walk(f"{root}/sys/fs/cgroup") for name in folders)
     found = (_POD_GROUP.search(name) for name in names)

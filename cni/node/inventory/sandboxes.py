@@ -30,9 +30,8 @@ REMEDY = "run it as root"  # the remedy if this user lacks the rights
 class SandboxInterface:
     """A link of a namespace. `addresses` have no prefix lengths; `networks` are the IPv4 addresses with prefix lengths.
 
-    `lower` is the name of the link below; it is "" unless that link is in the command's own namespace. `up` is the
-    administrative state, `carrier` the link state. `bus` and `device` name the parent device.
-    """
+    `lower` is the name of the link below, or "" if that link is not in the command's own namespace. `up` is the
+    administrative state, `carrier` the link state. `bus` and `device` name the parent device."""
 
     name: str
     kind: str
@@ -66,12 +65,11 @@ class NamespaceView:
 
 
 def read(state: str = STATE, cache: str = DIRECTORY, unread: list[str] | None = None) -> list[NamespaceView]:
-    """All namespaces that can be entered, the command's own first. `state` is the directory of railcni's records, and
-    `cache` that of libcni's cache.
+    """The command's own namespace, and then all other namespaces that can be entered. `state` is the directory of
+    railcni's records, and `cache` the directory of libcni's cache.
 
     Failures to read are added to `unread` as sentences. If `unread` is None, a failure to read the pods raises
-    CniError, and namespaces that this user may not enter are skipped.
-    """
+    CniError, and namespaces that this user may not enter are skipped."""
     missed = [] if unread is None else unread
     pods: dict[str, str] = {}
     for known in (_recorded(state), _cached(cache)):
@@ -95,7 +93,7 @@ def read(state: str = STATE, cache: str = DIRECTORY, unread: list[str] | None = 
                 with namespaces.open_namespace(path) as there:
                     seen.add(there.inode)
                     found.append(NamespaceView(path, pods.get(path, ""), tuple(_interfaces(there, own))))
-            except (CniError, OSError) as fault:  # gone in the meantime, or this user may not enter it
+            except (CniError, OSError) as fault:  # the namespace is gone, or this user may not enter it
                 denied = denied or is_denied(fault)
     if denied:
         missed.append(f"those of others cannot be entered: {os.strerror(errno.EACCES)}")
@@ -145,7 +143,7 @@ def _cached(cache: str) -> Iterator[tuple[str, str]]:
 
 
 def is_denied(fault: object) -> bool:
-    """Whether `fault`, an error or its text, shows that a right is missing because the user is not root."""
+    """Whether `fault`, an error or the text of an error, is due to a right that only root has."""
     return os.geteuid() != 0 and any(os.strerror(number) in str(fault) for number in (errno.EACCES, errno.EPERM))
 
 
@@ -173,7 +171,7 @@ def _interfaces(there: namespaces.Namespace, own: namespaces.Namespace) -> Itera
 
 
 def _lower(link: Link, host: Rtnl, own_id: int | None, is_own: bool) -> str:
-    """The name of the lower link of `link` (IFLA_LINK); "" unless the lower link is in the command's own namespace."""
+    """The name of the lower link of `link` (IFLA_LINK); "" if it is not in the command's own namespace."""
     there = link.lower_netnsid is None if is_own else link.lower_netnsid is not None and link.lower_netnsid == own_id
     if not link.lower_index or not there or link.kind == "veth":
         return ""

@@ -24,7 +24,7 @@ NEAREST_FIRST = (SELF, PIX, PXB, PHB, NODE, SYS)
 
 is_address = sysfs.is_pci_address
 _NVIDIA, _AMD = 0x10DE, 0x1002
-_VGA, _COMPUTE = 0x0300, (0x0302, 0x0380, 0x1200)  # include/linux/pci_ids.h; a BMC's console is VGA too
+_VGA, _COMPUTE = 0x0300, (0x0302, 0x0380, 0x1200)  # include/linux/pci_ids.h; the console of a BMC is also VGA
 _UNKNOWN_NODE = -1
 _SHORT = {4: 1, 6: 4}  # routes with prefixes up to this length act as default routes, by IP version
 _RTF_REJECT, _RTF_ADDRCONF = 0x200, 0x40000  # include/uapi/linux/route.h and ipv6_route.h
@@ -32,7 +32,7 @@ _RTF_REJECT, _RTF_ADDRCONF = 0x200, 0x40000  # include/uapi/linux/route.h and ip
 
 @dataclass(frozen=True)
 class PciDevice:
-    """A PCI function. `above` are the host bridge and the PCI bridges down to the function."""
+    """A PCI function. `above` are the devices above it: the host bridge, then the PCI bridges down to the function."""
 
     address: str
     above: tuple[str, ...]
@@ -51,10 +51,9 @@ class PciDevice:
 
 @dataclass(frozen=True)
 class Topology:
-    """The GPUs of a node, sorted by address as nvidia-smi numbers them, and its NICs by the names of verbs devices.
+    """The GPUs of a node, sorted by address as nvidia-smi numbers them, and its NICs as (verbs device, PCI function).
 
-    `one_node` means that the machine has a single NUMA node: functions with an unknown NUMA node belong to it.
-    """
+    `one_node` means that the machine has a single NUMA node: functions with an unknown NUMA node belong to it."""
 
     gpus: tuple[PciDevice, ...]
     nics: tuple[tuple[str, PciDevice], ...]
@@ -80,7 +79,7 @@ class Topology:
 
 
 def read(nics: Iterable[tuple[str, str]], root: str = "/sys") -> Topology:
-    """The GPUs of the machine, and those of `nics`, pairs of name and PCI address, that are in the machine."""
+    """The machine's GPUs and NICs. `nics` are (verbs device, PCI address); those that sysfs lacks are left out."""
     known = {name: device(name, root) for name in names_in(f"{root}/bus/pci/devices") if is_address(name)}
     gpus = [d for d in known.values() if d.is_gpu]
     gpus.sort(key=lambda d: [int(part, 16) for part in re.split("[:.]", d.address)])
@@ -143,8 +142,8 @@ class _ProcRoute:
 
 
 def _routes(proc: str) -> Iterator[_ProcRoute]:
-    """Yield the routes in the directory `proc`: those of net/route, which are the IPv4 routes of the main table
-    (proc(5)), and those of net/ipv6_route (net/ipv6/route.c of the kernel)."""
+    """Yield the routes in two files of the directory `proc`: net/route with the IPv4 routes of the main table
+    (proc(5)), and net/ipv6_route (net/ipv6/route.c of the kernel)."""
     for line in text(f"{proc}/net/route").splitlines()[1:]:
         fields = line.split()
         if len(fields) > 7 and not int(fields[3], 16) & _RTF_REJECT:
@@ -163,8 +162,7 @@ def uplinks(proc: str = "/proc/self", sys: str = "/sys") -> dict[str, str]:
     """Map the name of each link that carries the node's own traffic, and of each of its lower links, to the reason.
 
     `proc` is the directory of a process in the node's network namespace. If the present process is in this namespace
-    too, netlink shows all routes. Otherwise /proc and sysfs show only the default routes and the routes to storage.
-    """
+    too, all routes are read by netlink; otherwise only default routes and routes to storage, from /proc and sysfs."""
     if _is_own_namespace(proc):
         with Rtnl() as host:
             links, ways = host.links(), uplink.ways(host, node_routes.all_bodies(host))
@@ -187,7 +185,7 @@ def _is_own_namespace(proc: str) -> bool:
 
 
 def _shown_ways(proc: str, sys: str) -> Iterator[tuple[str, str]]:
-    """Yield, from /proc and sysfs, each link that carries the node's own traffic, as (name, text of the reason)."""
+    """Yield (name, reason) of each link that carries the node's own traffic according to /proc and sysfs."""
     every = list(_routes(proc))
     defaults = [route for route in every if route.network.prefixlen <= _SHORT[route.network.version]]
     for route in uplink.in_use(defaults):  # type: ignore[arg-type]
@@ -196,7 +194,7 @@ def _shown_ways(proc: str, sys: str) -> Iterator[tuple[str, str]]:
         try:
             address = ip_address(server)
         except ValueError:
-            continue  # a name, or an address of Fibre Channel
+            continue  # a host name, or a Fibre Channel address
         ways = [route for route in every if address in route.network]
         if ways:
             best = min(ways, key=lambda route: (-route.network.prefixlen, route.priority))
@@ -204,14 +202,14 @@ def _shown_ways(proc: str, sys: str) -> Iterator[tuple[str, str]]:
 
 
 def beside(netdev: str, direction: str, sys: str) -> list[str]:
-    """The links directly below the netdev, such as ports of a bond, if `direction` is "lower_"; those directly above
-    it, such as VLANs, if `direction` is "upper_"."""
+    """The names of the links directly below the netdev, such as a bond's ports, if `direction` is "lower_"; directly
+    above the netdev, such as VLANs, if `direction` is "upper_"."""
     names = names_in(f"{sys}/class/net/{netdev}")
     return sorted(name.removeprefix(direction) for name in names if name.startswith(direction))
 
 
 def administrative_states(root: str = "/sys") -> dict[str, bool]:
-    """Whether each netdev in sysfs is administratively up (IFF_UP in `flags`), by name."""
+    """Map each netdev in sysfs to whether it is administratively up (IFF_UP in `flags`)."""
     folder = f"{root}/class/net"
     flags = {name: text(f"{folder}/{name}/flags") for name in names_in(folder)}
     return {name: bool(int(value, 16) & 1) for name, value in flags.items() if value.startswith("0x")}
