@@ -1,7 +1,7 @@
 """The cache of libcni: for each attachment a "cniCacheV1" file, DIRECTORY/results/NETWORK-CONTAINERID-IFNAME.
 
-The file names and fields are libcni's (libcni/api.go, cachedInfo). So each of cnitool, containerd, podman and railcni
-can detach what another one has attached. `config` is the conflist, in base64 as Go encodes bytes.
+The file names and fields are libcni's (libcni/api.go, cachedInfo). So cnitool, containerd, podman and railcni can each
+detach an attachment that another one made. The field `config` is the conflist, in base64 as Go encodes bytes.
 """
 
 from __future__ import annotations
@@ -24,10 +24,8 @@ _MISSING = (FileNotFoundError, NotADirectoryError)
 
 @dataclass(frozen=True)
 class Parameters:
-    """The parameters of one attachment, except its network (SPEC.md section 3, "Attachment Parameters").
-
-    `args` become CNI_ARGS. A plugin gets the members of `capability_args` that its `capabilities` name.
-    """
+    """The parameters of one attachment, except its network (SPEC.md section 3, "Attachment Parameters"). `args` become
+    CNI_ARGS. A plugin gets the members of `capability_args` that its `capabilities` name."""
 
     container_id: str
     netns: str
@@ -60,12 +58,12 @@ class Cache:
         self._results = os.path.join(directory, "results")
 
     def read(self, network: str, parameters: Parameters) -> CachedResult | None:
-        """The entry of an attachment; None without an entry. Raises StateDamaged when the file does not have libcni's
-        format, IoFailure when reading fails."""
+        """The entry of an attachment; None if there is none. Raises StateDamaged when the file does not have libcni's
+        format, and IoFailure when it cannot be read."""
         return self._load(_name(network, parameters))
 
     def write(self, entry: CachedResult) -> None:
-        """Write `entry` to the cache. Raises IoFailure when this fails."""
+        """Write `entry` to the cache. Raises IoFailure when the file cannot be written."""
         known = entry.parameters
         document = {
             "kind": _KIND,
@@ -84,7 +82,7 @@ class Cache:
             write_whole_below(self._results, _name(entry.network, known), json.dumps(document).encode())
 
     def remove(self, network: str, parameters: Parameters) -> None:
-        """Remove the entry, if there is one. Raises IoFailure when this fails."""
+        """Remove the entry, if there is one. Raises IoFailure when the file cannot be removed."""
         with worded(f"the result cannot be removed from {self._results}"), suppress(*_MISSING):
             os.unlink(os.path.join(self._results, _name(network, parameters)))
 
@@ -127,7 +125,7 @@ def worded(action: str) -> Iterator[None]:
 def _entry(document: dict[str, Any]) -> CachedResult:
     result = document.get("result")
     netns = document.get("netns")
-    if not netns:  # libcni before 1.2 writes none
+    if not netns:  # libcni before 1.2 writes no netns
         of_interfaces = [one.get("sandbox") for one in (result or {}).get("interfaces") or []]
         netns = next(filter(None, of_interfaces), "")
     parameters = Parameters(

@@ -1,4 +1,4 @@
-"""A container runtime for networks, which runs the plugins of a network in order, and keeps the results.
+"""The part of a container runtime that runs the plugins of a network in order, and caches the results.
 
 Plugins are called as by libcni (libcni/api.go, SPEC.md section 3). Three differences help the user of a command line.
 DEL and GC call all plugins before they report errors. A call of VERSION precedes an ADD. If a network's version is too
@@ -71,11 +71,8 @@ class Runtime:
             self._run("CHECK", step.type, _request(network, step, version, parameters, previous), parameters)
 
     def gc(self, network: Network, valid: Sequence[Parameters], stale: Sequence[CachedResult]) -> bool:
-        """Call DEL for each `stale` attachment, then GC with the `valid` attachments, which stay. GC is left out if
-        the spec version has none. Return whether GC was called.
-
-        Do nothing if the network has disableGC.
-        """
+        """Call DEL for each `stale` attachment, then GC with the `valid` attachments, which stay; return whether GC was
+        called. GC is not called if the spec version does not have it. Do nothing if the network has disableGC."""
         if network.disable_gc:
             return False
         faults: list[CniError] = []
@@ -109,10 +106,8 @@ class Runtime:
     # --- versions and results ---
 
     def negotiate(self, network: Network) -> str:
-        """The newest version that the network and all its plugins support. Raises IncompatibleVersion if there is none.
-
-        SPEC.md, "Version considerations".
-        """
+        """The newest spec version that the network and all its plugins support (SPEC.md, "Version considerations").
+        Raises IncompatibleVersion if there is none."""
         spoken = {step.type: self.plugin_versions(step.type) for step in network.steps}
         common = [v for v in network.versions if all(v in s for s in spoken.values())]
         if common:
@@ -134,14 +129,14 @@ class Runtime:
         return [str(v) for v in spoken] if isinstance(spoken, list) else ["0.1.0"]
 
     def cached_result(self, network: Network, parameters: Parameters, version: str) -> dict[str, Any] | None:
-        """The cached result of the attachment, in the format of `version`; None when the cache has none."""
+        """The cached result of the attachment in the format of the spec version `version`; None if none is cached."""
         entry = self.cache.read(network.name, parameters)
         if entry is None or entry.result is None:
             return None
         return parsing.parse(entry.result, "the cached result").document(version)
 
     def _version(self, network: Network) -> str:
-        """The spec version for calls after an ADD: the network's only version, or the negotiated one of several."""
+        """The spec version for calls after an ADD. If the network has several versions, one is negotiated."""
         if len(network.versions) > 1:
             with suppress(CniError):  # the step itself will report the fault of its plugin
                 return self.negotiate(network)

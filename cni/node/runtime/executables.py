@@ -37,14 +37,14 @@ class StepsFailed(CniError):
 
 
 class Executables:
-    """The plugins in the directories `path`. Their environment is `environ` (default: os.environ) and CNI_*."""
+    """The plugins in the directories `path`, which run with the variables `environ` (default: os.environ) and CNI_*."""
 
     def __init__(self, path: Sequence[str], environ: Mapping[str, str] | None = None) -> None:
         self.path = list(path)
         self._environ = os.environ if environ is None else environ
 
     def find(self, plugin: str) -> str:
-        """The first file named `plugin` in the path. Raises IoFailure when there is none."""
+        """The path of the first file named `plugin` in the directories. Raises IoFailure when there is none."""
         for directory in self.path:
             file = os.path.join(directory, plugin)
             if os.path.isfile(file):
@@ -56,8 +56,7 @@ class Executables:
         """Run the plugin; return its answer, None for empty output. If it succeeds, its stderr is copied to sys.stderr.
 
         Raises PluginFailed if the plugin answers with an error, DelegateFailed if it fails without an error message,
-        DecodingFailure if the answer is not JSON, and IoFailure if the plugin cannot be run.
-        """
+        DecodingFailure if the answer is not JSON, and IoFailure if the plugin cannot be run."""
         environ = {
             **self._environ,
             "CNI_COMMAND": verb,
@@ -99,8 +98,8 @@ def _execute(file: str, environ: Mapping[str, str], stdin: bytes) -> subprocess.
 
 
 def _interpreter(file: str) -> str:
-    """Text for the end of an error message: the interpreter of the script `file`; "" if it is no executable script.
-    ENOENT of execve(2) may mean that the interpreter is missing."""
+    """A text that names the interpreter of the script `file`, whose absence may be the cause of ENOENT (execve(2)); ""
+    if `file` is no executable script."""
     try:
         with open(file, "rb") as script:
             first = script.readline(256)

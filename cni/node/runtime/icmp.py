@@ -1,4 +1,4 @@
-"""ICMP echo over IPv4 (RFC 792) and IPv6 (RFC 4443) from the thread's network namespace; this needs CAP_NET_RAW."""
+"""ICMP echo over IPv4 (RFC 792) and IPv6 (RFC 4443) from the thread's network namespace. It needs CAP_NET_RAW."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ _IPV6_MTU_DISCOVER = 23  # include/uapi/linux/in6.h
 
 def ping(address: str, payload: int, sequence: int, seconds: float = 10.0, source: str = "") -> float:
     """The round-trip time in seconds of an unfragmented echo with `payload` bytes, from the address `source` if given.
-
-    Raises OSError when this fails: EMSGSIZE if the packet exceeds the MTU, TimeoutError without a reply in `seconds`.
-    """
+    Raises OSError: EMSGSIZE if the packet exceeds the MTU, TimeoutError without a reply in `seconds`."""
     identifier = os.getpid() & 0xFFFF
     is_v6 = ":" in address
     family, protocol = (socket.AF_INET6, socket.IPPROTO_ICMPV6) if is_v6 else (socket.AF_INET, socket.IPPROTO_ICMP)

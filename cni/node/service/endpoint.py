@@ -1,4 +1,4 @@
-"""The HTTP endpoint of a program. Each connection has a thread, so no silent client and no slow page delays a probe."""
+"""The HTTP endpoint of a program. Each connection has a thread, so a silent client or a slow page delays no probe."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from cni import VERSION
 from cni.shared.spec.errors import IoFailure
 
-_CLIENT_SECONDS = 5.0  # the longest time for a request with its answer
+_CLIENT_SECONDS = 5.0  # the time limit for a request with its answer
 _MOST_CLIENTS = 64
 _PROBES = ("/healthz", "/readyz")
 _MOST_OTHERS = 4  # the most pages, apart from probes, that are made at the same time
@@ -24,8 +24,8 @@ TEXT = "text/plain; charset=utf-8"
 
 
 def readiness(faults: Sequence[str], lacks: Sequence[str]) -> tuple[int, str, str]:
-    """The answer to a probe, as (HTTP status, content type, text): 503 with `faults` or, if there are none, 200 with
-    "ok" and `lacks`, which say what the program cannot do at present."""
+    """The answer to a probe, as (HTTP status, content type, text): 503 with `faults` or, without faults, 200 with "ok"
+    and `lacks`, the functions that the program lacks at present."""
     return (503, TEXT, "\n".join(faults)) if faults else (200, TEXT, "\n".join(["ok", *lacks]))
 
 
@@ -49,8 +49,8 @@ class HttpEndpoint:
 
 
 class _Server(ThreadingHTTPServer):
-    """A server that closes its oldest connection when it has too many. A probe sends its request at once, so it is
-    answered before its connection is the oldest."""
+    """A server that closes its oldest connection when it has too many. A probe is answered before its connection is the
+    oldest, since it sends its request at once."""
 
     daemon_threads = True
     request_queue_size = _MOST_CLIENTS
@@ -78,14 +78,14 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Close connections older than _CLIENT_SECONDS. The method serve_forever calls this method twice a second."""
+        """Close connections older than _CLIENT_SECONDS. serve_forever calls this method twice a second."""
         latest = time.monotonic() - _CLIENT_SECONDS
         with self._lock:
             for client in [client for client, begin in self._clients.items() if begin <= latest]:
                 self._send_away(client)
 
     def _send_away(self, client: socket.socket) -> None:
-        """Shut the connection down. The thread that reads or writes on it then closes the connection and ends."""
+        """Shut the connection down; the thread that serves it then closes it and ends."""
         del self._clients[client]
         with contextlib.suppress(OSError):  # the client has closed the connection
             client.shutdown(socket.SHUT_RDWR)

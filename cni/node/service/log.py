@@ -15,8 +15,8 @@ LEVELS = ("debug", "info", "warning", "error")
 
 
 class AgentLog(Log):
-    """A log that people and programs can read. The plugins' code can also use it. Lines below the level `threshold`,
-    one of LEVELS, are not written."""
+    """A log that people and programs can read, also for the plugins' code. Lines below the level `threshold`, one of
+    LEVELS, are not written."""
 
     __slots__ = ("_last", "_shown")
 
@@ -37,7 +37,7 @@ class AgentLog(Log):
 
     def state(self, about: str, text: str, **fields: object) -> None:
         """Write the warning `text` about the subject `about`, unless the last text about this subject was the same.
-        The text "" means that the fault has ended; nothing is written then."""
+        For the text "", which means that the fault has ended, nothing is written."""
         if self._last.get(about, "") != text:
             self._last[about] = text
             if text:

@@ -1,4 +1,4 @@
-"""The common part of railcni's programs that serve until a signal ends them."""
+"""The common part of railcni's programs that run until a signal ends them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Run = Callable[[asyncio.Event], Awaitable[None]]
 
 
 async def serve(name: str, listen: tuple[str, int], pages: dict[str, Page], run: Run, log: AgentLog) -> int:
-    """Run the program `name`: await `run(event)`, whose event is set by SIGTERM or SIGINT, and return the exit code.
-    Meanwhile serve `pages` and /healthz over HTTP at the address `listen`."""
+    """Run the program `name`: await `run(event)`; return the exit code. SIGTERM and SIGINT set the event. Meanwhile
+    serve `pages` and /healthz over HTTP at the address `listen`."""
     ended = asyncio.Event()
     events = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
