@@ -86,7 +86,7 @@ sys.stdout.buffer.write(pack.pack(sys.argv[1]))
 
 
 class CannotBuild(Exception):
-    """A bundle cannot be built; the message names the cause and the remedy."""
+    """Raised when a bundle cannot be built; the message names the cause and the remedy."""
 
 
 def standard_library() -> Iterator[tuple[str, Path]]:
@@ -161,7 +161,7 @@ def is_elf(file: Path) -> bool:
 
 
 def described(file: Path) -> str:
-    """What readelf prints about segments and dynamic section of `file`. Raises CannotBuild without readelf."""
+    """The output of readelf about segments and dynamic section of `file`. Raises CannotBuild without readelf."""
     if not shutil.which("readelf"):
         raise CannotBuild("no readelf: apt-get install binutils")
     environ = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
@@ -169,13 +169,13 @@ def described(file: Path) -> str:
 
 
 def search_path(file: Path) -> list[str]:
-    """The folders of RPATH and RUNPATH, in which the loader searches the libraries of `file`."""
+    """The folders in RPATH and RUNPATH of `file`, in which the dynamic loader searches for libraries."""
     found = re.findall(r"\(R(?:UN)?PATH\).*\[(.*)\]", described(file))
     return [folder for folders in found for folder in folders.split(":")]
 
 
 def loader() -> Path:
-    """The path of glibc's dynamic loader, from Python's ELF file. Raises CannotBuild if Python has another loader."""
+    """The path of the dynamic loader that Python's ELF file names. Raises CannotBuild if the loader is not glibc's."""
     found = re.search(r"Requesting program interpreter: (.*)\]", described(PYTHON))
     if not found or not Path(found[1]).name.startswith("ld-linux"):
         raise CannotBuild(
@@ -185,11 +185,10 @@ def loader() -> Path:
 
 
 def needed(sources: Collection[Path]) -> dict[str, Path]:
-    """Return, by name, the loader and the libraries outside of `sources` that ELF files of `sources` need.
+    """The paths, by name, of the loader and of libraries outside of `sources` that ELF files in `sources` need.
 
     This machine's loader finds the libraries (ld.so(8), --list). Raises CannotBuild when a library is missing, or when
-    two libraries have the same name.
-    """
+    two libraries have the same name."""
     ld = loader()
     own = {source.resolve() for source in sources}
     found = {ld.name: ld.resolve()}
@@ -207,12 +206,10 @@ def needed(sources: Collection[Path]) -> dict[str, Path]:
 
 
 def for_anywhere(top: Path, machine: str) -> None:
-    """Make the ELF files below `top` independent of this machine: remove debugging sections, and library search paths
-    that lead outside of the bundle.
+    """Remove debugging sections, and library search paths outside of the bundle, from the ELF files below `top`.
 
     Raises CannotBuild if patchelf is needed but missing, and for an aarch64 file that a kernel with 64 KB pages cannot
-    load.
-    """
+    load."""
     small = []
     for file in sorted(top.rglob("*")):
         if file.is_symlink() or not file.is_file() or not is_elf(file):
@@ -298,7 +295,7 @@ def _add(top: Path, target: str, content: bytes, executable: bool = False) -> No
 
 
 def compile_launcher(loader: str) -> tuple[bytes, list[Path]]:
-    """Compile launcher.c for a bundle with the loader `loader`; return the executable and the static libraries in it.
+    """Compile launcher.c for a bundle with the dynamic loader `loader`; return (executable, linked static libraries).
 
     The C compiler is $CC, else musl-gcc, else cc. Raises CannotBuild when this compiler is missing or fails."""
     compiler = shlex.split(os.environ.get("CC") or shutil.which("musl-gcc") or "cc")
@@ -322,11 +319,10 @@ def compile_launcher(loader: str) -> tuple[bytes, list[Path]]:
 
 
 def compile_modules(top: Path) -> None:
-    """Replace the source of each module by bytecode.
+    """Replace each module's .py by a .pyc below the directory `top`.
 
-    A module's .pyc takes the place of its .py: an import then looks for one file fewer, and no source file on a node
-    invites edits without effect. Tracebacks name the module's path in the bundle.
-    """
+    An import then looks for one file fewer, and no source file on a node invites edits without effect. Tracebacks name
+    the module's path in the bundle."""
     _run("-m", "compileall", "-bq", "--invalidation-mode=unchecked-hash", "-s", str(top), str(top))
     for module in top.rglob("*.py"):
         module.unlink()
@@ -335,10 +331,9 @@ def compile_modules(top: Path) -> None:
 def _run(*arguments: str) -> bytes:
     """Run a fresh interpreter with `arguments`; return its output.
 
-    The output of marshal depends on the objects that its process shares (bpo-34093), and the order of a set depends on
-    the seed of string hashes. To get the same bytes each time, the process has a fixed seed and no other task, and
-    compiles all modules in the order of their paths. Raises CannotBuild when the process fails.
-    """
+    The output must be the same each time. But marshal's output depends on shared references in the process (bpo-34093),
+    and the order of a set on the hash seed. So the process has a fixed seed and no other task, and compiles all modules
+    in the order of their paths. Raises CannotBuild when the process fails."""
     done = subprocess.run([str(PYTHON), "-BSs", *arguments], env={"PYTHONHASHSEED": "0"}, capture_output=True)
     if done.returncode:
         fault = (done.stderr or done.stdout).decode(errors="replace")[-500:]
@@ -347,8 +342,8 @@ def _run(*arguments: str) -> bytes:
 
 
 def _try(bundle: Path, extra: str) -> None:
-    """Try the bundle, with an empty environment: run a plugin and both commands, and import all modules that a command
-    may import later. Raises CannotBuild when one of these fails."""
+    """Run a plugin and both commands of the bundle in an empty environment, and import all modules that a command may
+    import later. Raises CannotBuild when one of these fails."""
     found = [path.relative_to(bundle) for path in sorted(bundle.glob("cni/*/**/*.pyc"))]
     wanted = [path for path in found if path.parts[1] in PROGRAMS and (extra or _NEEDS_EXTRA.isdisjoint(path.parts))]
     modules = [".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in wanted]
@@ -372,7 +367,7 @@ def main() -> int:
     parser.add_argument("--device-plugin", action="store_true", help="with gRPC too")
     chosen = parser.parse_args()
     try:
-        # the bundle gets the interpreter that runs this, with its packages
+        # the bundle gets the interpreter of this process, with the interpreter's packages
         if chosen.python and chosen.python.resolve() != PYTHON:
             raise CannotBuild(
                 f".venv is of {PYTHON}, not of {chosen.python}: make clean, then make again with PYTHON={chosen.python}"
