@@ -1,5 +1,8 @@
 """The messages between the launcher and a worker, and the paths of sockets and locks, in a directory that only root can
-enter. launcher.c has the same messages and paths. No I/O."""
+enter. launcher.c has the same messages and paths. No I/O.
+
+A caller's identity is a text that stands for its compiled modules, namespaces, settings, root directory and
+capabilities. A worker serves only callers with one identity."""
 
 from __future__ import annotations
 
@@ -12,14 +15,14 @@ SOCKET, LOCK = ".sock", ".lock"
 
 HELLO = b"h"
 FOR_OTHERS, OTHER_NETNS = b"o", b"p"  # the reasons for which a worker does not serve a call
-MOST_BYTES = 1 << 18  # of a request: more than the kernel's buffers take, unless net.core.wmem_default is raised
+MOST_BYTES = 1 << 18  # of a request: more than a socket buffer takes, unless net.core.wmem_default is raised
 STATUS, STOP = "status", "stop"  # requests of the command `railcni`, in place of a plugin's name; identity is ignored
 _PIECE = 1 << 16  # the most bytes of stdout in a packet, as in launcher.c
 
 
 def name_of(identity: str) -> str:
-    """The file name, without suffix, of a supervisor's socket and lock: the part of the caller's `identity` that stands
-    for the file of compiled modules, the namespaces and the settings."""
+    """The file name, without suffix, of a supervisor's socket and lock: the part of `identity` for compiled modules,
+    namespaces and settings."""
     return "-".join(identity.split("-")[:4])
 
 

@@ -20,15 +20,13 @@ from cni.shared.spec.errors import CniError
 from cni.warm import protocol
 
 _LEAST_FILES = 256
-# the settings: variables of the resolver and OpenSSL whose names begin so, as in launcher.c
+# the settings: variables of the resolver and of OpenSSL with these prefixes, as in launcher.c
 _SETTINGS = (b"HOSTALIASES", b"LOCALDOMAIN", b"RES_OPTIONS", b"RESOLV_", b"OPENSSL_", b"SSL_CERT_DIR", b"SSL_CERT_FILE")
 
 
 def supervisor(script: str, identity: str) -> None:
-    """Start a supervisor (Python with `script`) for callers with the launcher's `identity`, unless one is running.
-
-    In the forked process this function never returns: that process ends or becomes the supervisor.
-    """
+    """Start a supervisor (Python with `script`) for callers with `identity`, unless one runs. In the forked process
+    this function never returns: that process ends or becomes the supervisor."""
     try:
         if not all(policy.current().warm) or not _raise_limits() or _is_filtered():
             return
@@ -95,7 +93,7 @@ def _leave_caller(lock: int) -> None:
         try:
             reset()
         except OSError:
-            pass  # a container without this right: the workers keep the caller's value
+            pass  # no right in this container: the workers keep the caller's value
     os.chdir("/")
     os.umask(0o077)
     null = os.open("/dev/null", os.O_RDWR)

@@ -33,18 +33,17 @@ from cni.warm import protocol
 from cni.warm.worker import FREE, IDLE, Board, Worker
 
 LEAST = 2
-_MOST_EARLY = 10  # the supervisor ends when this many workers in succession have ended right after their start
+_MOST_EARLY = 10  # the supervisor ends if so many workers in succession end right after their start
 _WAITING = 128  # connections in the kernel's queue
 _LOOK = 1.0  # seconds between two checks of the files on which the supervisor depends
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # include/uapi/linux/prctl.h
 
 
 def main(identity: str, lock: int, pack: str, modules: Iterable[str]) -> NoReturn:
-    """Run the supervisor of workers for callers with the launcher's `identity`, and end the process.
+    """Run the supervisor of workers for callers with `identity`, and end the process.
 
     `lock` is the descriptor with the lock that only one supervisor can hold, `pack` the path of the compiled modules.
-    `modules` are the names of the modules that are loaded before the first call.
-    """
+    `modules` are the names of the modules that are loaded before the first call."""
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_NAME, b"railcni-warm")
     os.set_inheritable(lock, False)
@@ -56,7 +55,7 @@ def main(identity: str, lock: int, pack: str, modules: Iterable[str]) -> NoRetur
 
 
 class Supervisor:
-    """The supervisor of the workers for callers with one identity (with the same modules, namespaces and settings)."""
+    """The supervisor of the workers for callers with one `identity` (see protocol.py)."""
 
     def __init__(self, identity: str, lock: int, pack: str, prctl: Callable[[int, object], int]) -> None:
         self._identity = identity
@@ -137,7 +136,7 @@ class Supervisor:
         return self._found() != self._socket or self._marks() != self._before
 
     def _marks(self) -> list[tuple[int, ...]]:
-        """Values that change when the file of compiled modules or a policy file changes; links are followed."""
+        """Values that change when the file of compiled modules or a policy file changes."""
         return [files.mark(path, links=True) for path in self._depends]
 
     def _found(self) -> tuple[int, ...]:
@@ -145,7 +144,7 @@ class Supervisor:
         return files.mark(self._path + protocol.SOCKET)[:2]
 
     def _fill(self) -> None:
-        """Make workers until the pool has LEAST workers; make one more if the pool has enough and none is idle."""
+        """Make workers until the pool has LEAST workers. If the pool has enough, and none is idle, make one more."""
         missing = min(LEAST, self._board.size) - len(self._workers)
         if missing <= 0 and IDLE not in self._board.states() and len(self._workers) < self._board.size:
             missing = 1

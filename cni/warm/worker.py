@@ -25,9 +25,9 @@ from cni.shared.spec import codec
 from cni.warm import protocol
 
 CALLS = 256
-_MOST_KIB = 64 << 10  # of resident memory: an ordinary call needs a third of this
+_MOST_KIB = 64 << 10  # of resident memory: an ordinary call needs a third of it
 _COLLECT = 16  # calls between two collections of garbage
-_REQUEST_SECONDS = 1  # from the hello to the request, which a launcher sends at once unless it was stopped
+_REQUEST_SECONDS = 1  # from the hello to the request: a launcher sends it at once, unless it was stopped
 _CREDENTIALS = Struct("=iII")  # struct ucred
 _TIME = Struct("@ll")
 _FDS = Struct("=iii")
@@ -38,11 +38,8 @@ FREE, IDLE, BUSY = range(3)
 
 
 class Board:
-    """Shared memory in which a supervisor and its workers, at most `size`, note their state.
-
-    The supervisor makes it before it forks workers. Each field has one writer at a time, so there is no lock: a worker
-    writes its own slot, and the supervisor everything else.
-    """
+    """Memory in which a supervisor and its workers (at most `size`) share their state. The supervisor makes it before
+    the workers. It needs no lock: each worker writes only its own slot, and the supervisor everything else."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -92,7 +89,7 @@ class Worker:
         self._own = os.stat(_OWN).st_ino
         self._uid = os.geteuid()
         self._environ = dict(os.environb)  # the variables of the process
-        self._request = bytearray(protocol.MOST_BYTES)  # kept, since to allocate it for each call costs page faults
+        self._request = bytearray(protocol.MOST_BYTES)  # one for all calls, since an allocation costs page faults
         self._is_ending = self._is_busy = False
         self._files = _open_files() + 1  # while a call is served, its connection is open
 
@@ -126,7 +123,7 @@ class Worker:
         self._is_ending = True
 
     def _accepted(self, connection: socket.socket) -> bool:
-        """Serve the call of a connection. Returns whether this worker can serve another call."""
+        """Serve the call of a connection; return whether this worker can serve another call."""
         fds: list[int] = []
         try:
             _, uid, _ = _CREDENTIALS.unpack(
@@ -139,7 +136,7 @@ class Worker:
                 try:
                     os.write(self._poke, b"w")  # asks for more workers
                 except BlockingIOError:
-                    pass  # the supervisor has enough to read
+                    pass  # the pipe is full: the supervisor will wake anyway
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIME.pack(_REQUEST_SECONDS, 0))
             connection.send(protocol.HELLO)
             size, more, flags, _ = connection.recvmsg_into(
@@ -191,7 +188,7 @@ class Worker:
         return status == 0 and self._is_as_before()
 
     def _set_environment(self, environ: dict[bytes, bytes]) -> None:
-        """Set the process's environment to `environ`. Only variables that differ from the last call's are changed."""
+        """Set the process's environment to `environ`; change only the variables that differ from the last call."""
         for name in self._environ.keys() - environ.keys():
             del os.environb[name]
         os.environb.update(environ.items() - self._environ.items())
