@@ -10,6 +10,6 @@ VERSION = "0.1.0"  # of railcni
 
 
 def load(module: str, name: str = "") -> Any:
-    """Import `module`; return it, or its member `name` if given. So a module is loaded only when a call needs it."""
+    """Import `module` when a call needs it. Returns the module or, if `name` is given, its member of that name."""
     found = sys.modules.get(module) or import_module(module)
     return getattr(found, name) if name else found

@@ -1,7 +1,7 @@
 """The dispatcher of all executables: the only place that makes a reply or chooses an exit code.
 
-Calls of VERSION do not come here: `cni.link.main` answers them. Each failure gives the error object of the spec on
-stdout and exit code 1. Success gives exit code 0, and a result on stdout only after ADD.
+`cni.link.main` answers VERSION without this module. After a failure, stdout has the error object of the spec, and the
+exit code is 1. After a success the exit code is 0, and stdout has a result only after ADD.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main(plugin: str) -> int:
 
 
 def serve(plugin: str, environ: Mapping[bytes, bytes], stdin: bytes | None = None) -> tuple[bytes, int]:
-    """Serve a call. Returns the bytes for stdout and the exit status. Stdin is read if `stdin` is None."""
+    """Serve a call. Returns the bytes for stdout and the exit status. If `stdin` is None, standard input is read."""
     try:
         if stdin is None:
             stdin = _stdin(MOST_BYTES + 1)  # one byte above the limit is enough to refuse it
@@ -90,7 +90,7 @@ def _trace(fault: BaseException) -> str:
 
 
 def _stdin(most: int) -> bytes:
-    """The bytes of stdin up to its end, at most the first `most`. Raises IoFailure when stdin cannot be read."""
+    """Read stdin to its end, but at most `most` bytes. Raises IoFailure when stdin cannot be read."""
     parts = []
     try:
         while most and (part := os.read(0, min(most, 1 << 16))):

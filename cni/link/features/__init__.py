@@ -44,30 +44,30 @@ if TYPE_CHECKING:
         def plan(
             self, config: Any, request: Request, carrier: tuple[str, bool], is_shared: bool, sandbox: Sandbox, log: Log
         ) -> dict[str, Any] | None:
-            """Plan, but change nothing. Returns the plan, None if nothing is to do. Raises CniError if ADD would fail.
+            """Plan, but change nothing. Returns the plan, or None for nothing to do. Raises CniError if ADD would fail.
 
-            `carrier`: the name of the netdev that carries the link's traffic, or "", and whether it is in the sandbox.
-            `is_shared`: the netdev stays on the host, and attachments share it.
+            `carrier` has the name of the netdev that carries the link's traffic, or "", and whether it is in the
+            sandbox. `is_shared` is true if the netdev stays on the host and attachments share it.
             """
 
         def before_up(self, document: dict[str, Any], link: Link, sandbox: Sandbox) -> None:
             """Make the changes that must come before the link has addresses and is up. The thread is in the sandbox."""
 
         def after_up(self, document: dict[str, Any], link: Link, result: Result, sandbox: Sandbox, log: Log) -> bool:
-            """Make the changes that need the link with its addresses and routes. May change `result`, that of the ADD.
+            """Make the changes that need the link with its addresses and routes. May change the ADD's `result`.
 
             The thread is in the sandbox. A CniError undoes the attachment. Returns True if `document` has changed."""
 
         def remove(self, document: dict[str, Any], sandbox: Sandbox | None, log: Log) -> None:
-            """Undo the feature, even a partly applied one, before the link is removed; a repetition is harmless.
+            """Undo the feature, even if it was applied only in part, before the link is removed. May be called again.
             `sandbox` is None when the sandbox is gone. The thread is on the host."""
 
         def differences(self, document: dict[str, Any], link: Link, expected: Result, sandbox: Sandbox) -> list[str]:
-            """A text for each difference of `link` from the state after ADD. `expected` is the result of ADD. The
-            thread is on the host."""
+            """A text for each difference of `link` from the state after an ADD with the result `expected`. The thread
+            is on the host."""
 
         def unlike(self, document: dict[str, Any] | None, config: Any) -> list[str]:
-            """A text for each difference between `config` and the plan `document` (None: no plan). Does no I/O."""
+            """A text for each difference between `config` and the plan `document`, None if there is no plan. No I/O."""
 
         def status(self, config: Any, is_shared: bool, netdev: Link | None) -> None:
             """Raise NotAvailable or LimitedConnectivity when an ADD could not succeed now.
@@ -127,7 +127,7 @@ def read(request: Request, faults: list[Fault]) -> dict[str, Any]:
 def plan(asked: Mapping[str, Any], *given: Any) -> Planned:
     """Plan the features, but change nothing. Returns (module, plan) for each feature that has a plan.
 
-    `asked` has the configurations by feature name, `given` are the arguments of `Feature.plan` after `config`. Raises
+    `asked` has the configurations by feature name. `given` has the arguments of `Feature.plan` after `config`. Raises
     the CniError of the first feature that cannot be planned."""
     found = [(named(name), named(name).plan(config, *given)) for name, config in asked.items()]
     return [(feature, document) for feature, document in found if document is not None]

@@ -26,7 +26,7 @@ _MOST_BYTES = 1 << 20
 
 
 def path(value: Any) -> str:
-    """The path `value` from runtimeConfig, resolved; "" for none. Raises InvalidConfig when the policy forbids it."""
+    """Resolve the path `value` from runtimeConfig; "" if absent. Raises InvalidConfig if the policy forbids it."""
     if not value:
         return ""
     try:
@@ -51,7 +51,7 @@ def described(device: str, port: int, indexes: dict[str, int], root: str = "/sys
 
 
 def claim(value: Any, devices: Sequence[str], request: Request, log: Log) -> tuple[str, dict[str, Any]]:
-    """The path of the file, checked by `path`, and its owner (attachment, pod); ("", {}) when no file is to be written.
+    """Return the resolved path of the file and its owner (attachment and pod), or ("", {}) if no file shall be written.
 
     The author of a network can name any file. So a file that describes a device not in `devices` is left as it is, with
     a line in the log. Raises InvalidConfig for a path that the policy forbids, and TryAgainLater when another pod's
@@ -67,7 +67,7 @@ def claim(value: Any, devices: Sequence[str], request: Request, log: Log) -> tup
 
 
 def write(path: str, document: dict[str, Any], whose: dict[str, Any], log: Log) -> None:
-    """Write `document` to the file of owner `whose`; keep the device plugin's members. Raises IoFailure on failure."""
+    """Write `document` to the file of the owner `whose`, beside the device plugin's members. Raises IoFailure."""
     with Records(log=log).locked_info_file(path):
         former = _former(path)
         if not _is_free(path, former, [document.get("pci", {}).get("pci-address", "")], whose, log):
@@ -85,7 +85,7 @@ def write(path: str, document: dict[str, Any], whose: dict[str, Any], log: Log) 
 
 
 def remove(path: str, whose: dict[str, Any], log: Log) -> None:
-    """Remove the file if it belongs to `whose`, the owner from `claim`. Raises IoFailure when this fails."""
+    """Remove the file if its owner is `whose`, as `claim` returned it. Raises IoFailure when this fails."""
     with Records(log=log).locked_info_file(path):
         is_there = files.mark(path) != ()
         if is_there and member(_former(path), "rdma", _MARK) != whose["attachment"]:
@@ -103,7 +103,7 @@ def remove(path: str, whose: dict[str, Any], log: Log) -> None:
 
 
 def _is_free(path: str, former: dict[str, Any], addresses: Sequence[str], whose: dict[str, Any], log: Log) -> bool:
-    """Whether the owner `whose` may replace the content `former` of the file. `addresses`: the owner's PCI devices."""
+    """Whether `whose`, the owner of the PCI devices `addresses`, may replace the content `former` of the file."""
     kind, own, described = former.get("type"), former.get("rdma"), former.get("pci")
     if not isinstance(kind, str) or member(own, _MARK) == whose["attachment"]:
         return True
@@ -118,7 +118,7 @@ def _is_free(path: str, former: dict[str, Any], addresses: Sequence[str], whose:
 
 
 def _refuse_living(path: str, mark: Any, pod: list[str]) -> None:
-    """Raise TryAgainLater if `mark`, the file's owner, is malformed, or has a record and is no attachment of `pod`."""
+    """Raise TryAgainLater if the file's owner `mark` is malformed, or is an attachment of another pod with a record."""
     what = f"the device-info file {path} (runtimeConfig.{CAPABILITY})"
     if not isinstance(mark, list) or [type(part) for part in mark] != [str, str, str]:
         raise TryAgainLater(f"{what} does not name its attachment: remove the file")

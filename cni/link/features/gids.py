@@ -13,11 +13,11 @@ from cni.shared.kernel import rdma_sysfs
 Ports = Sequence[tuple[str, int]]
 Place = tuple[str, int, int]  # of a GID: verbs device, port, index in the port's GID table
 
-_POLL_SECONDS = 0.005  # a work queue of the kernel enters the GID of an address, usually within some ms
+_POLL_SECONDS = 0.005  # the kernel makes the GID of an address in a work queue, usually within some ms
 
 
 def find(ports: Ports, addresses: Sequence[str], ifname: str, root: str = "/sys") -> dict[str, Place]:
-    """For each of `addresses`, the verbs device, port and index of its RoCE v2 GID on `ifname`, if there is a GID."""
+    """Map each of `addresses` that has a RoCE v2 GID on `ifname` to the verbs device, port and index of the GID."""
     wanted = {rdma_sysfs.gid_of(address): address for address in addresses}
     found: dict[str, Place] = {}
     for device, port in ports:
@@ -71,5 +71,5 @@ def missing(ports: Ports, address: str, ifname: str, root: str = "/sys") -> str:
 
 
 def use(device: str, port: int, root: str = "/sys") -> tuple[int, int]:
-    """The number of entries in use in the port's GID table, and the number of all its entries."""
+    """The number of used entries of the port's GID table, and the number of all entries."""
     return sum(1 for _ in rdma_sysfs.gid_values(device, port, root)), rdma_sysfs.gid_table_size(device, port, root)

@@ -1,16 +1,16 @@
 """The key `rail`: routing that separates the traffic of several NICs in a sandbox.
 
-With several interfaces, Linux answers ARP requests for any of its addresses on each interface, and sends replies by the
-link that its main table gives. For RDMA each NIC needs its own traffic: otherwise peers learn the MAC of another NIC.
-So each rail, an attachment on one of the NICs, gets
+With several interfaces, Linux answers ARP requests for each of its addresses on every interface, and sends replies
+through the link that its main table selects. So peers learn the MAC of a wrong NIC, but RDMA works only if each NIC
+carries the traffic of its own addresses. So each rail, an attachment on one of the NICs, gets
 
     arp_ignore 1, arp_announce 2, rp_filter 2     on the interface, before it comes up (ip-sysctl.rst)
-    table TABLE                                   its subnets, the attachment's routes, and a default route by the gateway
+    table TABLE                                   its subnets, the attachment's routes, a default route by the gateway
     from ADDRESS lookup TABLE                     a rule for each of its addresses, priority 7000
 
-The kernel removes the table's routes with the link, but not the rules. DEL removes the rules by the number of the
-table, `tableBase` plus the number of the rail. TABLE must be unique in the sandbox. So if a pod has rails of two
-groups, the groups need different values of `tableBase`.
+The kernel removes the table's routes with the link, but not the rules. DEL finds the rules by TABLE, which is
+`tableBase` plus the number of the rail. TABLE must be unique in the sandbox. So if a pod has rails of two groups, the
+groups need different values of `tableBase`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def read(value: Any, request: Request, faults: list[Fault]) -> Rail | None:
 def plan(
     config: Rail, request: Request, carrier: tuple[str, bool], is_shared: bool, sandbox: Sandbox, log: Log
 ) -> dict[str, Any] | None:
-    """The plan (rail group, index, table); None if `routing` is false. Raises InvalidConfig for a table in use."""
+    """The plan (rail group, index, table); None if `routing` is false. Raises InvalidConfig if the table is in use."""
     if not config.routing:
         return None
     if any(rule.table == config.table for rule in rules.list_of(sandbox.rtnl)):
@@ -170,4 +170,4 @@ def unlike(document: dict[str, Any] | None, config: Rail) -> list[str]:
 
 
 def status(config: Rail, is_shared: bool, netdev: Link | None) -> None:
-    """Do nothing: a rail needs no more than the link."""
+    """Do nothing, because a rail needs nothing beside the link."""

@@ -1,8 +1,8 @@
 """The key `rdma`: the verbs device of the netdev that carries an attachment, and a GID for each of its addresses.
 
 RDMA over Ethernet needs a RoCE v2 entry for each address of the pod's link in the GID table of the NIC's port. The
-kernel makes these entries some time after an address is set, if the table has room. No error reaches pod or runtime if
-an entry is missing. So an ADD waits for the entries and reports missing ones.
+kernel makes these entries some time after an address is set, if the table has room. A missing entry causes no error in
+the pod or the runtime. So an ADD waits for the entries and reports missing entries.
 
 Sources: drivers/infiniband/core/roce_gid_mgmt.c and cache.c for the entries of the table; the Device Information
 Specification of the Network Plumbing Working Group, version 1.1.0, for the device-info file.
@@ -79,8 +79,8 @@ def read(value: Any, request: Request, faults: list[Fault]) -> VerbsConfig | Non
 def plan(
     config: VerbsConfig, request: Request, carrier: tuple[str, bool], is_shared: bool, sandbox: Sandbox, log: Log
 ) -> dict[str, Any] | None:
-    """The plan: the verbs ports of the netdev, and the settings; None if the netdev has no verbs port. Raises
-    InvalidConfig if `required` is true and pods could not use a port, and the errors of `deviceinfo.claim`."""
+    """Make a plan with the verbs ports of the netdev and the settings. Returns None if the netdev has no verbs port.
+    Raises InvalidConfig if `required` is true and pods could not use a port, or as `deviceinfo.claim`."""
     netdev, in_sandbox = carrier
     ports: Ports = []
     if netdev and in_sandbox:
@@ -92,7 +92,7 @@ def plan(
         if config.required:
             raise InvalidConfig(*_without_device(netdev))
         return None
-    roce = [port for port in ports if rdma_sysfs.is_roce(*port)]  # recorded: a later call may find the device gone
+    roce = [port for port in ports if rdma_sysfs.is_roce(*port)]  # recorded, since the device may be gone later
     if is_shared:
         unusable = _unusable_by_others(netdev, ports)
         if unusable and config.required:
@@ -129,7 +129,7 @@ def _without_device(netdev: str) -> tuple[str, str]:
 
 
 def _unusable_by_others(netdev: str, ports: Ports) -> str:
-    """The reason why pods cannot open the verbs device of the shared netdev, or ""."""
+    """The reason why pods cannot open the verbs device of the shared netdev; "" if they can."""
     if rdma_netlink.netns_mode() != rdma_netlink.EXCLUSIVE:
         return ""
     return (
@@ -153,8 +153,8 @@ def before_up(document: dict[str, Any], link: Link, sandbox: Sandbox) -> None:
 
 
 def after_up(document: dict[str, Any], link: Link, result: Result, sandbox: Sandbox, log: Log) -> bool:
-    """Wait for the GIDs, log those missing, and write the device-info file. Returns whether `document` changed. Raises
-    TryAgainLater if `required` is true and a GID is missing."""
+    """Wait for the GIDs, log the missing GIDs, and write the device-info file. Returns whether `document` has changed.
+    Raises TryAgainLater if `required` is true and a GID is missing."""
     ports, roce = document["ports"], document["roce"]
     interface = result.interfaces[0]
     found: dict[str, gids.Place] = {}
@@ -219,7 +219,7 @@ def differences(document: dict[str, Any], link: Link, expected: Result, sandbox:
 
 
 def unlike(document: dict[str, Any] | None, config: VerbsConfig) -> list[str]:
-    """A text for each difference between plan and configuration. A missing plan counts only if `required` is true."""
+    """A text for each difference between plan and configuration. A missing plan differs only if `required` is true."""
     if document is None:
         return ["rdma has no verbs device, configured is that one is required"] if config.required else []
     was = document["ipv6LinkLocal"]

@@ -1,5 +1,5 @@
-"""The contract of a link plugin: functions that `cni.link.verbs` calls. Those of `MadeLinks` are for links that exist,
-those of `LinkPlugin` are for new links. `MadeLinks` may be a second module, which most ADDs do not load."""
+"""The contract of a link plugin: the functions that `cni.link.verbs` calls. `LinkPlugin` has the functions for new
+links, `MadeLinks` those for links that exist. `MadeLinks` may be a second module, which most ADDs do not load."""
 
 from __future__ import annotations
 
@@ -19,14 +19,12 @@ if TYPE_CHECKING:
     from cni.shared.spec.request import Request
 
     class LinkPlugin(Protocol):
-        """The steps that differ from plugin to plugin. The types of `config`, `facts` and `planned` are the plugin's own.
-
-        `host` and `inside` are rtnetlink sockets: on the host, and in the sandbox.
-        """
+        """The steps that differ from plugin to plugin. Each plugin has its own types of `config`, `facts` and
+        `planned`. `host` is an rtnetlink socket on the host, `inside` one in the sandbox."""
 
         NAME: str
         SHARES_NETDEV: bool  # the netdev stays on the host, and attachments share it
-        ONLY_OURS: str  # the damage if another suite's plugin ends an attachment whose sandbox is gone; "": none
+        ONLY_OURS: str  # the damage, or "", if another suite's plugin ends an attachment whose sandbox is gone
 
         @property
         def KEYS(self) -> Sequence[Key]:
@@ -36,8 +34,8 @@ if TYPE_CHECKING:
             """Set the file and the level of `log` to those that the network configures."""
 
         def read(self, request: Request, faults: list[Fault]) -> Any:
-            """The checked configuration, with the attributes `dns`, `dad`, `mtu` and, if the plugin has this key, `mac`.
-            Append all its faults to `faults`."""
+            """Check the configuration, and append all its faults to `faults`. Returns an object that has the attributes
+            `dns`, `dad`, `mtu` and, if the plugin has this key, `mac`."""
 
         def survey(
             self, config: Any, request: Request, host: Rtnl, inside: Rtnl, records: Records, named: Named
@@ -53,28 +51,26 @@ if TYPE_CHECKING:
             """Make the plan, without I/O. Raises CniError, with the reason, when the attachment cannot be made."""
 
         def apply(self, planned: Any, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link | None:
-            """Bring the link into the sandbox, with its name, but not up. Returns the link, or None (DPDK)."""
+            """Bring the link into the sandbox and name it, but leave it down. Returns the link; None for DPDK."""
 
         def refused_up(self, planned: Any, fault: KernelError) -> str:
             """The error message after the kernel has refused, with the error `fault`, to set the link up."""
 
         def without_link(self, planned: Any) -> tuple[str, int] | None:
-            """The MAC and MTU of a device without a link (DPDK), "" and 0 if unknown; None for a plan with a link."""
+            """The MAC and MTU, or "" and 0 if unknown, of a device without a link (DPDK); None if there is a link."""
 
         def carrier(self, planned: Any) -> tuple[str, bool]:
-            """The name of the netdev that carries the link's traffic, or "", and whether the netdev is in the sandbox."""
+            """The name of the netdev that carries the link's traffic, or "", and whether it is in the sandbox."""
 
         def status(self, config: Any, host: Rtnl, log: Log) -> Link | None:
             """The netdev of the host that an ADD would use now; None when it is not on the host or not yet known.
-
-            Raises NotAvailable or LimitedConnectivity when an ADD could not succeed.
-            """
+            Raises NotAvailable or LimitedConnectivity when an ADD could not succeed."""
 
     class MadeLinks(Protocol):
         """The steps for an attachment that an ADD has made. `host` and `inside` are as in LinkPlugin."""
 
         def load(self, document: dict[str, Any]) -> Any:
-            """The plan in a record. `document` was made by `RecordedPlan.document`."""
+            """The plan in a record, from the object `document` that `RecordedPlan.document` made."""
 
         def adopt(self, request: Request, host: Rtnl, inside: Rtnl | None) -> Any:
             """The plan of an attachment that the Go plugin of this name made; None when nothing shows the attachment.
@@ -83,16 +79,16 @@ if TYPE_CHECKING:
             """
 
         def remove(self, planned: Any, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
-            """Undo `apply`, also a partial `apply`; may be called again. `inside` is None when the sandbox is gone.
+            """Undo `apply`, even if it failed half-way. May be called again. `inside` is None when the sandbox is gone.
 
             Raises Lingers while the link or device is in another namespace, from which railcni cannot remove it.
             """
 
         def recognises(self, planned: Any, inside: Rtnl) -> bool:
-            """Whether `inside` certainly has the plan's link, and so is not a later namespace with the same inode."""
+            """Whether `inside` certainly has the plan's link, and is not a later namespace with the same inode."""
 
         def lingers(self, planned: Any, host: Rtnl) -> bool:
-            """Whether the plan's link is still in use in a sandbox that cannot be found, as far as the host shows this."""
+            """Whether the host shows that the plan's link is still in use in a sandbox that cannot be found."""
 
         def present(self, planned: Any, inside: Rtnl) -> Link | None:
             """The link in the sandbox, under any name; None when the sandbox does not have it."""
@@ -100,8 +96,8 @@ if TYPE_CHECKING:
         def differences(self, planned: Any, config: Any, link: Link | None, host: Rtnl, inside: Rtnl) -> list[str]:
             """A text for each difference of the link, or of a device without a link, from the plan and from `config`.
 
-            `config` is the checked configuration of this call. `cni.link.verbs.check` says which absent keys are compared,
-            and compares addresses, routes, MAC, and an MTU that was asked for (`mtuIsAsked` in the record of the link).
+            `config` is the checked configuration of this call. `cni.link.verbs.check` determines which absent keys are
+            compared. It compares addresses, routes, MAC, and a configured MTU (`mtuIsAsked` in the record of the link).
             """
 
     Named = Callable[[str], MadeLinks]

@@ -1,4 +1,4 @@
-"""The code that the link plugins share: common keys, facts, plans in a record, texts of differences."""
+"""The code that the link plugins share: common keys, the facts of a survey, recorded plans, texts of differences."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Facts:
 
 
 def keep_log(request: Request, log: Log) -> None:
-    """Leave `log` as it is: the `direct_log` of a plugin without keys for a log."""
+    """Leave `log` as it is. This is the `direct_log` of a plugin without keys for a log."""
 
 
 _UNKNOWN = (None, "")
@@ -70,8 +70,8 @@ _UNKNOWN = (None, "")
 def differs(key: str, now: Any, was: Any, configured: Any = None) -> list[str]:
     """A list of one text if the value `now` of `key` differs from `was` or from `configured`; otherwise [].
 
-    None and "" are not compared. In `now` they mean that the kernel does not show the value, in `was` that ADD left it
-    to the kernel, in `configured` that the configuration does not have the key.
+    None and "" are not compared. In `now` they mean that the kernel does not show the value, in `was` that the kernel
+    chose the value, in `configured` that the configuration does not have the key.
     """
     if now in _UNKNOWN:
         return []

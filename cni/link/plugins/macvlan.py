@@ -102,7 +102,7 @@ direct_log = keep_log
 
 
 def read(request: Request, faults: list[Fault]) -> MacvlanConfig:
-    """The checked configuration; all its faults go to `faults`."""
+    """Return the checked configuration, and append all its faults to `faults`."""
     config = MacvlanConfig()
     fill(config, KEYS, request.config, faults)
     if request.command == "ADD" and config.bcqueuelen > MOST_QUEUED:  # an earlier version made longer queues
@@ -116,10 +116,8 @@ def read(request: Request, faults: list[Fault]) -> MacvlanConfig:
 
 
 class MacvlanFacts(Facts):
-    """The result of `survey`: the master, or if there is none, the names of all netdevs.
-
-    `reason` says why no network may have the link on the master, for example that the node needs the master; "" if none.
-    """
+    """The result of `survey`: the master or, if it is missing, the names of all netdevs. `reason` says why no network
+    may have the link on the master, for example because the node needs the master; "" without a reason."""
 
     def __init__(self, master: Link | None, names: list[str], boot_id: str, reason: str = "") -> None:
         self.master = master
@@ -153,10 +151,11 @@ def survey(
 
 
 def _refused(device: Link, mode: str, host: Rtnl, log: Log | None) -> str:
-    """Why no network may have a link of `mode` on the netdev `device`, or "".
+    """The reason why no network may have a link of `mode` on the netdev `device`; "" without a reason.
 
-    In mode passthru the kernel hands all frames of the netdev to the link (macvlan_handle_frame, drivers/net/macvlan.c), and
-    gives the netdev each MAC that the link gets. So the node cannot use its addresses there, and `log` gets a warning.
+    In mode passthru the kernel hands all frames of the netdev to the link (macvlan_handle_frame,
+    drivers/net/macvlan.c), and gives the netdev each MAC that the link gets. So the node cannot use its addresses
+    there, and `log` gets a warning.
     """
     if mode != "passthru":  # on the host's end of a pod's veth, the link could answer for the pod's gateway
         return policy.unless_listed((device.name, device.parent_device), sandbox.end_of_pair(device, host))
@@ -172,7 +171,7 @@ def _refused(device: Link, mode: str, host: Rtnl, log: Log | None) -> str:
 
 
 def _refusal(mode: str, master: Link, reason: str) -> str:
-    """The message that refuses `master`. `reason`: the node needs the master, or it is the host's end of a pod's veth."""
+    """The error message that refuses `master` for the `reason` from `_refused`."""
     what, instead = f'master "{master.name}" is refused', "use another master"
     if mode == "passthru":
         what, instead = f'mode passthru is refused on master "{master.name}"', "use mode bridge, another master"
@@ -272,7 +271,7 @@ def planned_on(config: MacvlanConfig, request: Request, master: Link, derived: s
 
 
 def _derived_mac(request: Request, boot_id: str) -> str:
-    """A locally administered unicast MAC: the same for a retried ADD, but different for each attachment of any node."""
+    """A locally administered unicast MAC. It differs between attachments on any nodes, but not between retried ADDs."""
     octets = bytearray(digest(request.attachment, "mac" + boot_id, 6))
     octets[0] = octets[0] & 0xFC | 0x02
     return octets.hex(":")
@@ -281,8 +280,8 @@ def _derived_mac(request: Request, boot_id: str) -> str:
 def apply(planned: MacvlanPlan, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link:
     """Make the link in the sandbox, named but still down. Raises KernelRefused with the kernel's reason.
 
-    `planned.lower` becomes the index of the device below the link, which the kernel chooses. Raises InvalidConfig if it
-    is not the planned device, and the policy does not allow it.
+    `planned.lower` becomes the index of the device that the kernel has chosen below the link. Raises InvalidConfig if
+    the kernel has chosen another device than planned, and the policy does not allow that device.
     """
     maker = inside if planned.inSandbox else host
     try:
@@ -302,7 +301,7 @@ def apply(planned: MacvlanPlan, host: Rtnl, inside: Rtnl, sandbox: Namespace) ->
         raise KernelRefused(
             f"the macvlan on {planned.master} vanished as soon as it was made: was the sandbox or the master removed?"
         )
-    if link.lower_index != planned.lower:  # the master was replaced meanwhile, or is of a kind that is unknown here
+    if link.lower_index != planned.lower:  # the master was replaced meanwhile, or has a kind that is unknown here
         planned.lower = link.lower_index
         device = _of_host(link, True, host, inside)
         if device:

@@ -50,8 +50,8 @@ def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> MacvlanPlan | No
 def owns(planned: MacvlanPlan, link: Link) -> bool:
     """Whether `link` was made by this plan, even if its name, MAC or MTU has been changed since.
 
-    A MAC alone identifies the link only if it is derived: another attachment may have the same configured MAC. A killed
-    ADD may have recorded another `lower` than the link has; then name and MAC identify the link.
+    A MAC alone identifies the link only if it is derived, since another attachment may have the same configured MAC. If
+    an ADD was killed, the record may have a wrong `lower`. Then name and MAC identify the link.
     """
     if link.kind != "macvlan":
         return False
@@ -75,7 +75,7 @@ def recognises(planned: MacvlanPlan, inside: Rtnl) -> bool:
 
 
 def remove(planned: MacvlanPlan, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
-    """Remove the plan's link from the sandbox, under any name; a missing link is no error.
+    """Remove the plan's link from the sandbox, whatever its name. A missing link is no error.
 
     Raises Lingers while the link is up elsewhere: the kernel has not yet removed the link with its sandbox, or the pod
     has moved the link into another namespace.
@@ -85,7 +85,7 @@ def remove(planned: MacvlanPlan, host: Rtnl, inside: Rtnl | None, log: Log) -> N
     for link in inside.links() if inside else ():
         if owns(planned, link):
             try:
-                inside.delete_link(link.index)  # type: ignore[union-attr]  # it has links
+                inside.delete_link(link.index)  # type: ignore[union-attr]  # not None: it has links
             except KernelError as fault:
                 raise KernelRefused(
                     f'the link "{link.name}" cannot be removed: {fault.strerror}; retry', str(fault)
@@ -107,17 +107,15 @@ def remove(planned: MacvlanPlan, host: Rtnl, inside: Rtnl | None, log: Log) -> N
 def lingers(planned: MacvlanPlan, host: Rtnl) -> bool:
     """Whether the link is still up in some namespace, and so answers for its addresses.
 
-    While the link is up, the netdev below it receives frames for the link's MAC. The kernel shows these MACs of the
-    host's netdevs. A configured MAC proves nothing, since another attachment may have the same MAC by now.
+    While the link is up, the netdev below it receives frames for the link's MAC, and the kernel shows the MACs that a
+    netdev of the host receives. A configured MAC proves nothing, since another attachment may have the same MAC by now.
     """
     return planned.macIsDerived and bytes.fromhex(planned.mac.replace(":", "")) in host.received(planned.lower)
 
 
 def differences(planned: MacvlanPlan, config: MacvlanConfig, link: Link | None, host: Rtnl, inside: Rtnl) -> list[str]:
-    """A text for each difference of the link from plan and configuration.
-
-    Without the configuration key `master`, the master is compared with the plan alone.
-    """
+    """A text for each difference of the link from plan and configuration. Without the key `master`, the master is
+    compared only with the plan."""
     if link is None:
         return []
     if link.kind != "macvlan":

@@ -49,7 +49,7 @@ _NO_RDMA = "this kernel has no RDMA: load ib_core and the NIC's RDMA driver, or 
 
 
 def device_name(value: Any) -> str:
-    """Check and return the name of a device. Raises ValueError for any other value."""
+    """Check and return the name of a device. Raises ValueError for a value that cannot be one."""
     if "/" in string(value):
         raise ValueError("want the name of one device, without /")
     return str(value)
@@ -73,7 +73,7 @@ class RdmaConfig:
 
 
 class Passed(result.Result):
-    """The result of the previous plugin, which is returned unchanged."""
+    """The result of the previous plugin of the chain, which this plugin returns unchanged."""
 
     def __init__(self, document: dict[str, Any]) -> None:
         parsed = parsing.parse(document)
@@ -94,7 +94,7 @@ def call(request: Request, log: Log) -> result.Result | None:
 
 
 def read(request: Request) -> RdmaConfig:
-    """The checked configuration. Raises InvalidConfig, which names all faults."""
+    """The checked configuration. Raises InvalidConfig with all faults."""
     config = RdmaConfig()
     faults: list[Fault] = []
     fill(config, KEYS, request.config, faults)
@@ -144,7 +144,7 @@ def _previous(request: Request) -> Passed:
 
 
 def _exclusive(kind: type[errors.CniError]) -> Rdma:
-    """Open an RDMA netlink socket in this namespace. Raises the error `kind` in shared netns mode, or without RDMA."""
+    """Open an RDMA netlink socket in this namespace. Raises `kind` if the netns mode is shared or RDMA is missing."""
     try:
         rdma = Rdma()
         mode = rdma.netns_mode()
@@ -158,7 +158,7 @@ def _exclusive(kind: type[errors.CniError]) -> Rdma:
 def _find(
     config: RdmaConfig, passed: Passed, request: Request, sandbox: Sandbox, host: Rdma, records: Records
 ) -> tuple[RdmaDevice, str]:
-    """The verbs device to move, and the name of its parent device, "" if the key `verbsDevice` selects the device."""
+    """The verbs device to move, and its parent device, or "" if the key `verbsDevice` selects the verbs device."""
     name, parent = config.verbs_device, ""
     if not name:
         parent = config.device_id or _parent(passed, request, sandbox)
@@ -233,7 +233,7 @@ def _refused(name: str, fault: KernelError, where: str) -> errors.KernelRefused 
 
 
 def delete(request: Request, records: Records) -> None:
-    """Bring the verbs device back, if sandbox and device still exist. DEL may be repeated."""
+    """Return the verbs device to the host, if sandbox and device still exist. May be called again."""
     with records.locked(request.attachment, PART):
         record = records.read(request.attachment, PART)
         if record:
@@ -244,7 +244,7 @@ def delete(request: Request, records: Records) -> None:
 
 
 def _give_back(record: dict[str, Any], request: Request, log: Log) -> None:
-    """Bring the verbs device of `record` back to the host, under its former name."""
+    """Return the verbs device of `record` to the host, under its former name."""
     if record["bootID"] == node.boot_id():
         _bring_back(record["device"], record["index"], sandboxes.of_record(record, request), log)
 
@@ -275,7 +275,7 @@ def _bring_back(name: str, index: int, sandbox: Sandbox | None, log: Log) -> Non
 
 
 def _give_back_unrecorded(request: Request, log: Log) -> None:
-    """Bring back the verbs device that the file of Go's rdma-cni names, and remove the file."""
+    """Return the verbs device that the file of Go's rdma-cni names to the host, and remove the file."""
     path = f"{_GO_CACHE}/{'-'.join(request.attachment.key())}"
     name = _cached_name(path)
     if not name:
@@ -290,7 +290,7 @@ def _give_back_unrecorded(request: Request, log: Log) -> None:
 
 
 def _cached_name(path: str) -> str:
-    """The verbs device that Go's file `path` names; "" without the file. Raises IoFailure when it cannot be read."""
+    """The verbs device that Go's file `path` names; "" if the file is missing. Raises IoFailure if it is unreadable."""
     try:
         data = files.read_regular(path, _MOST_BYTES, os.O_NOFOLLOW, private=True)
         name = member(codec.loads_foreign(data), "containerRdmaDevName")
@@ -334,7 +334,7 @@ def check(request: Request, records: Records) -> None:
 
 
 def gc(request: Request, records: Records) -> None:
-    """Bring back the verbs devices of attachments that the runtime does not list. Errors are raised at the end."""
+    """Return the verbs devices of attachments that the runtime does not list. Raises all errors at the end."""
     began = Began()
     valid = valid_attachments(request, records.log)
     if valid is None:

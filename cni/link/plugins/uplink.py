@@ -1,5 +1,5 @@
-"""The links that no network may take unless the policy lists them. Used by host-device, sriov, rdma, macvlan, the device
-plugin and `railcni doctor`.
+"""The links that no network may take unless the policy lists them. host-device, sriov, rdma, macvlan, the device plugin
+and `railcni doctor` use this module.
 
 A link is refused for its kind (`by_kind`): a bridge, a tunnel, or the host's end of a sandbox's veth. A link is also
 refused when it carries traffic that the node needs:
@@ -43,10 +43,10 @@ Way = tuple[int, str]  # the index of a link that the node needs, and a text abo
 def needed(
     device: Link, links: Sequence[Link], host: Rtnl, bodies: Sequence[bytes] = (), advertised: bool = True
 ) -> str:
-    """Why no network may take `device`, one of the node's `links`; "" when a network may, or the policy lists it.
+    """The reason why no network may take `device`, one of the node's `links`; "" for an allowed or listed device.
 
-    `bodies` are all routes of the host; without them the routes are read. If `advertised` is False, a default route that
-    a router has advertised on the device itself does not count. Raises KernelError when the kernel refuses a request.
+    `bodies` are all routes of the host; without them the routes are read. If `advertised` is False, a default route
+    that a router has advertised on the device itself does not count. Raises KernelError on a refusal of the kernel.
     """
     reason = by_kind(device, host)
     if not reason:
@@ -56,9 +56,8 @@ def needed(
 
 
 def by_kind(device: Link, host: Rtnl) -> str:
-    """Why no network may take `device`: it is a bridge, a tunnel, or the host's end of a sandbox's veth. Else "".
-
-    Allowed are a veth with its peer in this namespace, and the uplink veth of a node that is itself a container."""
+    """The reason to refuse a `device` that is a bridge, a tunnel, or the host's end of a sandbox's veth; otherwise "".
+    A veth with its peer in this namespace is allowed, and the uplink veth of a node that is itself a container."""
     if device.kind in BRIDGES:
         return f'"{device.name}" is a bridge of the node'
     if device.kind in TUNNELS:
@@ -80,8 +79,8 @@ def ways(host: Rtnl, bodies: Iterable[bytes], but_advertised_to: int = 0) -> lis
 
 
 def default_routes(host: Rtnl, bodies: Iterable[bytes]) -> list[KernelRoute]:
-    """The default routes in `bodies`, one per next hop, in tables for packets with neither source address nor mark.
-    The main table always counts: a VPN's encrypted packets use it. Raises KernelError when the kernel refuses."""
+    """The default routes in `bodies`, one per next hop, in tables for packets with neither source address nor mark. The
+    main table always counts, since a VPN's encrypted packets use it. Raises KernelError when the kernel refuses."""
     every, found = node_routes.default_routes(host, bodies), []
     for ordered, is_ipv6 in zip(rules.unconditional(host), (False, True), strict=True):
         own = [route for route in every if (":" in route.dst) is is_ipv6]
@@ -97,8 +96,8 @@ def default_routes(host: Rtnl, bodies: Iterable[bytes]) -> list[KernelRoute]:
 def in_use(defaults: Sequence[KernelRoute]) -> list[KernelRoute]:
     """The default routes that the kernel prefers among `defaults`, with each of their next hops (pure).
 
-    Routers advertise IPv6 default routes on each link unasked. Such routes do not count if an IPv6 default route of
-    their table is configured, or if several links have them and the node has an IPv4 default route.
+    Routers advertise IPv6 default routes on each link unasked. Such routes do not count if their table has a configured
+    IPv6 default route, or if several links have them and the node has an IPv4 default route.
     """
     groups: dict[tuple[int, str], list[KernelRoute]] = {}
     for route in defaults:
@@ -127,13 +126,13 @@ def carried(device: Link, links: Sequence[Link], ways: Sequence[Way]) -> str:
 
 
 def said(device: str, carrier: str, text: str) -> str:
-    """Why the node needs `device`: `carrier`, this device or a link on top of it, has the traffic in `text`."""
+    """The reason why the node needs `device`. `carrier`, this device or a link on top of it, has the traffic `text`."""
     above = "" if carrier == device else f', on top of "{device}",'
     return f'"{carrier}"{above} {text.format(carrier)}'
 
 
 def text_of(route: KernelRoute) -> str:
-    """The text of a default route for a `Way`, in which "{}" stands for the name of the link."""
+    """The text of a `Way` about a default route, in which "{}" stands for the name of the link."""
     via = f" via {route.gw}" if route.gw else ""
     metric = f", metric {route.priority}" if route.priority else ""
     table = "main" if route.table == routes.MAIN_TABLE else str(route.table)
@@ -164,9 +163,9 @@ def _to_storage(host: Rtnl) -> Iterator[Way]:
 
 
 def storage_servers(net: str = "/proc/net", classes: str = "/sys/class") -> Iterator[tuple[str, str]]:
-    """Yield address and kind of each storage server that the node uses (mount or login), once for each connection.
+    """Yield address and kind of each storage server that the node has mounted or logged in to, once per connection.
 
-    CIFS, Ceph and user-space storage are left out: the kernel has no short list of their servers. Sources:
+    CIFS, Ceph and user-space storage are left out, because the kernel has no short list of their servers. Sources:
     fs/nfs/client.c (nfs_server_list_show), drivers/scsi/scsi_transport_iscsi.c, drivers/nvme/host/fabrics.c
     (nvmf_get_address).
     """
@@ -181,7 +180,7 @@ def storage_servers(net: str = "/proc/net", classes: str = "/sys/class") -> Iter
 
 
 def _of_addresses(host: Rtnl, sources: Sequence[str]) -> Iterator[Way]:
-    """Yield (index, text), a `Way`, for each link with one of the addresses `sources`. A source "" is ignored."""
+    """Yield a `Way` for each link that has one of the addresses `sources`. A source "" is ignored."""
     wanted = {address_of(source)[1] for source in sources if source}
     for address in addresses.all_of(host) if wanted else ():
         if address.local in wanted and address.index != routes.LOOPBACK:
@@ -196,7 +195,7 @@ def _text(path: str) -> str:
 
 
 def servers_of(kubeconfig: str) -> list[str]:
-    """The IP addresses of the API servers in the text of a kubeconfig, JSON or YAML; host names are left out (pure)."""
+    """The IP addresses of the API servers in `kubeconfig`, a text in JSON or YAML. Host names are left out (pure)."""
     found = []
     for after in kubeconfig.split("server")[1:]:
         scheme, _, rest = after.partition("://")

@@ -1,4 +1,4 @@
-"""The IPAM plugin whereabouts: the calls into the package `ipam`, which other plugins make in their own process.
+"""The IPAM plugin whereabouts, as functions that the link plugins call in their own process: calls of package `ipam`.
 
 Each function loads only the modules that it needs: a network without addresses needs no IPAM.
 """
@@ -35,7 +35,7 @@ _VERBS = {
 
 
 def call(request: Request, log: Log, state: str = STATE) -> Result | None:
-    """Serve `request`, with the records under the directory `state`. Returns the result of an ADD, or None."""
+    """Serve `request`, with the records in the directory `state`. Returns the result of an ADD, or None."""
     return serve(request, Records(state, log))
 
 

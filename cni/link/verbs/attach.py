@@ -1,4 +1,4 @@
-"""ADD of a link plugin: it removes what a killed ADD left, then makes the whole attachment or nothing."""
+"""ADD of a link plugin. It removes the rest of a killed ADD, then makes the whole attachment or nothing."""
 
 from __future__ import annotations
 
@@ -58,9 +58,8 @@ def add(plugin: LinkPlugin, request: Request, records: Records) -> Result:
 
 
 def _read(plugin: LinkPlugin, request: Request, log: Log) -> tuple[Any, dict[str, Any]]:
-    """The checked configuration of the link, and the checked configurations of the features by name.
-
-    Raises InvalidConfig with all faults of these keys and, if the IPAM plugin is ours, the faults of `ipam`."""
+    """The checked configuration of the link, and the checked configurations of the features by name. Raises
+    InvalidConfig with all faults of these keys and, if the IPAM plugin is ours, the faults of `ipam`."""
     faults: list[Fault] = []
     config = plugin.read(request, faults)
     asked = _features(request, faults, log)
@@ -131,8 +130,8 @@ def _appended(earlier: Result, own: Result) -> Result:
 class _Attempt:
     """The steps of an ADD. `add` calls the methods roughly in this order, and `undo` after a failure.
 
-    `is_foreign`: the IPAM plugin is of another suite, and is called when the link is up, since dhcp reaches its server
-    by the link. Our plugin is called before the link is made, so that an ADD without a free address makes no link.
+    `is_foreign` is true for an IPAM plugin of another suite. Such a plugin is called when the link is up, since dhcp
+    needs the link. Our plugin is called before the link is made, so that an ADD without a free address makes no link.
     """
 
     def __init__(
@@ -155,10 +154,8 @@ class _Attempt:
         self._claimed = self._applied = False
 
     def clear_predecessor(self) -> None:
-        """Remove what an earlier ADD of this attachment left, if it was killed or the runtime did not get its result.
-
-        The addresses stay leased if our IPAM plugin will give the same addresses again.
-        """
+        """Remove the rest of an earlier ADD of this attachment that was killed, or whose result did not reach the
+        runtime. The addresses stay leased if our IPAM plugin will give the same addresses again."""
         former = self._records.read(self._request.attachment, LINK)
         if former:
             from cni.link.verbs import detach  # most ADDs are the first of their attachment
@@ -170,7 +167,7 @@ class _Attempt:
                 release.finish()
 
     def plan(self, asked: dict[str, Any], facts: Facts) -> None:
-        """Plan the link, by the `facts` of the plugin's survey, and the features with the configurations `asked`."""
+        """Plan the link from the `facts` of the survey, and the features from their configurations `asked`."""
         plugin = self._plugin
         self._planned = plugin.plan(self._config, self._request, facts)
         name = self._planned.name
@@ -202,7 +199,7 @@ class _Attempt:
         if self._features:
             self._record["extras"] = {feature.KEY.name: document for feature, document in self._features}
         if self.is_foreign and self._ipam not in delegate.FORGETFUL:
-            self._record["foreign"] = True  # a DEL of the foreign plugin needs the record (cni.shared.records)
+            self._record["foreign"] = True  # the DEL of a foreign plugin needs the record (cni.shared.records)
         self._write()
 
     def _write(self) -> None:
@@ -294,7 +291,7 @@ class _Attempt:
                 try:
                     release.finish()
                 except errors.CniError as second:
-                    if str(second) != str(fault):  # with the same error nothing was claimed
+                    if str(second) != str(fault):  # the same error means that nothing was claimed
                         left.append(second)
             if not left:
                 self._records.remove(self._request.attachment, LINK)

@@ -1,6 +1,5 @@
-"""CHECK of a link plugin compares the attachment with its plan, prevResult and the configuration. STATUS finds out
-whether an ADD could succeed now.
-"""
+"""CHECK and STATUS of a link plugin. CHECK compares the attachment with its plan, prevResult and the configuration.
+STATUS finds out whether an ADD could succeed now."""
 
 from __future__ import annotations
 
@@ -29,8 +28,8 @@ _KEPT = {"mtu": 65535 - 15, "advmss": 65535 - 40}  # the kernel's limits: ip_met
 def check(plugin: LinkPlugin, request: Request, records: Records) -> None:
     """Compare the attachment with its plan, with prevResult and with the configuration of the call.
 
-    Raises AttachmentDiffers with all differences. Keys that the configuration does not have are not compared, except
-    macvlan's `mode` and `linkInContainer`, since users rely on the defaults of these two.
+    Raises AttachmentDiffers with all differences. Absent keys of the configuration are not compared, except macvlan's
+    `mode` and `linkInContainer`, since users rely on the defaults of these two.
     """
     faults: list[Fault] = []
     config = plugin.read(request, faults)
@@ -110,7 +109,7 @@ def _unset(inside: Rtnl, link: Link, wanted: Result) -> list[str]:
         if ipconfig.canonical(address.address) not in present:
             found.append(f"address {address.address} is not on {link.name}")
     held = routes.list_of(inside, link.index)
-    # the places of the routes up to here, beginning with the kernel's own
+    # (destination, table, metric) of each route so far, at first of the kernel's own routes
     known = {(ipconfig.subnet(a.address), routes.MAIN_TABLE, routes.IPV6_PREFIX_PRIORITY) for a in wanted.ips}
     for route in wanted.routes:
         dst, gw = ipconfig.subnet(route.dst), ipconfig.next_hop(route, wanted.ips)
@@ -132,7 +131,7 @@ def _unset(inside: Rtnl, link: Link, wanted: Result) -> list[str]:
 
 
 def _without(expected: list[Route], others: list[str], inside: Rtnl) -> list[Route]:
-    """The routes `expected` except those through links in `others`, the names of links that other plugins made."""
+    """The routes `expected` without those through the links named in `others`, which other plugins made."""
     if not others:
         return expected
     links = [link for link in inside.links() if link.name in others]

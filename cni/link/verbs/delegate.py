@@ -1,7 +1,7 @@
 """Call the IPAM plugin, in this process if it is ours, otherwise by exec, with the same outcome.
 
-The file in CNI_PATH decides. If its device and inode are those of railcni's own file, also through links, the call is
-made in this process, which saves the start of an interpreter. Any other file is run as in the spec (foreign.py).
+The file that CNI_PATH finds decides. If it is railcni's own file, by device and inode, perhaps through links, the call
+is made in this process, which saves the start of an interpreter. Any other file is run as in the spec (foreign.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FORGETFUL = frozenset(("static", "dhcp"))  # IPAM plugins whose addresses do not
 
 
 def add(request: Request, records: Records) -> Result:
-    """Call the IPAM plugin's ADD, and return its result. A CniError may leave addresses claimed: then call `delete`."""
+    """Call the IPAM plugin's ADD, and return its result. After a CniError, call `delete` to free claimed addresses."""
     kind = request.ipam_type
     addresses = _call(kind, request, records)
     assert addresses is not None  # noqa: S101  # ADD always has a result
@@ -39,7 +39,7 @@ def add(request: Request, records: Records) -> Result:
 def delete(request: Request, records: Records) -> None:
     """Call the IPAM plugin's DEL, which releases the addresses. May be repeated. Raises the plugin's CniError."""
     kind = request.ipam_type
-    if _is_name(kind):  # with an invalid ipam.type no ADD has called a plugin
+    if _is_name(kind):  # no ADD has called a plugin with an invalid ipam.type
         environ = {**request.environ, "CNI_COMMAND": "DEL"}
         _call(kind, Request(environ, request.stdin, request.config, request.args), records)
 
@@ -51,7 +51,7 @@ def forward(request: Request, records: Records) -> None:
 
 
 def is_foreign(request: Request) -> bool:
-    """Whether the IPAM plugin is of another suite. False when the network has no IPAM plugin, or it is not found.
+    """Whether the IPAM plugin is of another suite; False if the network has no IPAM plugin, or the plugin is missing.
 
     Only our plugin answers a repeated ADD with the same addresses; host-local, for example, refuses the ADD.
     """
@@ -63,7 +63,7 @@ def is_foreign(request: Request) -> bool:
 
 
 def refuse(faults: Sequence[Fault], request: Request) -> None:
-    """Raise InvalidConfig if there are `faults`; it also lists the faults of `ipam` if the IPAM plugin is ours."""
+    """If there are `faults`, raise InvalidConfig with these and, for our own IPAM plugin, the faults of `ipam`."""
     if not faults:  # the IPAM plugin reads its block when it is called
         return
     every: list[Fault | CniError] = [*faults]

@@ -1,8 +1,8 @@
 """DEL of a link plugin, and GC of one attachment: remove the link from the sandbox, then release its addresses.
 
-An IPAM plugin of another suite is called while the link is up, since dhcp needs the link; before the call, the link's
-addresses are removed. A DEL that cannot remove all of the attachment notes this in the record. The runtime may not call
-again, so cni.link.verbs.gc removes the rest later.
+An IPAM plugin of another suite is called while the link is up, since dhcp needs the link, but after the addresses were
+removed from the link. If a DEL cannot remove the whole attachment, it notes this in the record. The runtime may not
+call again, so cni.link.verbs.gc removes the rest later.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def end(
     """Remove an attachment: link, addresses and `record`. Waits for the kernel only until `until` (time.monotonic).
 
     If `record` is None, another implementation of `plugin` made the attachment, or it never existed. The IPAM plugin's
-    DEL is called when the link is gone, or earlier if the IPAM plugin is of another suite. Returns the errors, and a
-    bool: true if the link is gone, or if the IPAM plugin's DEL was called. The caller holds the attachment's lock.
+    DEL is called when the link is gone, or earlier if the IPAM plugin is of another suite. Returns the errors, and
+    whether the link is gone or the IPAM plugin's DEL was called. The caller holds the attachment's lock.
     """
     release = Release(record, request, records)
     was_attached = True
@@ -89,8 +89,8 @@ def end(
 
 
 def _untold(faults: list[CniError], log: Log) -> list[CniError]:
-    """Log the faults of foreign IPAM plugins in a repeated DEL, and return the other `faults`, for the runtime. A
-    foreign fault must not keep a pod for ever: the record stays, and cni.link.verbs.gc calls the plugin again."""
+    """Log the faults of foreign IPAM plugins in a repeated DEL, and return the other `faults` for the runtime. A
+    foreign fault must not keep a pod for ever, and cni.link.verbs.gc calls the plugin again by the kept record."""
     for fault in faults:
         if isinstance(fault, DelegateFailed):
             log.warning(f"{fault}; that plugin is called again later")
@@ -104,7 +104,7 @@ def _mark(record: dict[str, Any], request: Request, records: Records) -> None:
         if record.get(UNENDED) != path:
             records.write(request.attachment, LINK, {**record, UNENDED: path})
     except CniError:
-        return  # GC and the next DEL use the record as it is
+        return  # GC and the next DEL use the unchanged record
     records.look_in(RETRY_SECONDS)
 
 
@@ -126,7 +126,7 @@ def detach(
     """Remove the features of the attachment, and call the plugin of `record` to remove the link. Returns the errors.
 
     On return the link is gone: the errors concern only features, or a device that lacks a part of its former state.
-    Raises the CniError of a link that remains. Waits while the kernel clears a dead sandbox, but not after `until`
+    Raises a CniError if the link remains. Waits while the kernel clears a dead sandbox, but not after `until`
     (time.monotonic). The caller must then call `release.finish`.
     """
     made = plugins.of_made(record["plugin"])
@@ -188,7 +188,7 @@ def remove_features(record: dict[str, Any], sandbox: Sandbox | None, log: Log) -
 
 
 def detach_unrecorded(plugin: LinkPlugin, request: Request, host: Rtnl, records: Records, release: Release) -> bool:
-    """Detach a link without a record, made by another implementation of `plugin`. Returns False without such a link."""
+    """Detach a link without a record, which another implementation of `plugin` made. Returns False if there is none."""
     made = plugins.of_made(plugin.NAME)
     sandbox = sandboxes.at(request.netns, request)
     if sandbox is None:
@@ -244,10 +244,8 @@ class Release:
         self._make()
 
     def in_advance(self) -> bool:
-        """Call a foreign plugin's DEL before the link is gone, since dhcp's daemon keeps the sandbox open until that DEL.
-
-        Returns False if the DEL was called already or the plugin is ours.
-        """
+        """Call a foreign plugin's DEL before the link is gone, since dhcp's daemon keeps the sandbox open until that
+        DEL. Returns False if the DEL was called already or the plugin is ours."""
         if self.is_made or not delegate.is_foreign(self._request):
             return False
         self._make()
@@ -264,7 +262,7 @@ class Release:
         """Call the DEL, unless it was called already. Raises the CniError of the DEL, also of an earlier call.
 
         `was_attached` is False if the attachment has neither record nor link, as after a failed ADD. A foreign plugin
-        then holds no addresses for it, and may fail in each DEL. So the plugin's error is only logged.
+        then holds no addresses for the attachment, and may fail in each DEL. So its error is only logged.
         """
         if not self.is_made and self.ipam_type:
             self._make()

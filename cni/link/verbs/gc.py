@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def gc(_: LinkPlugin, request: Request, records: Records) -> None:
     """Remove attachments that the runtime does not list or whose DEL failed; then forward GC to the IPAM plugin.
 
-    An attachment made after the start of this call stays: the runtime's list cannot contain it. Errors are raised last.
+    An attachment made after the start of this call stays, since the runtime's list cannot have it. Raises errors last.
     """
     began, log = Began(), records.log
     valid = valid_attachments(request, log)
@@ -122,7 +122,7 @@ def finish_unended(
 
 
 def _is_due(attachment: Attachment, record: dict[str, Any], records: Records, settled: float) -> bool:
-    """Whether to remove the attachment now. When its sandbox is first seen to be gone, note the time in the record."""
+    """Whether to remove the attachment now. The first call that finds the sandbox gone notes the time in the record."""
     if UNENDED in record:
         return True
     since = _gone_since(record)
@@ -136,10 +136,10 @@ def _is_due(attachment: Attachment, record: dict[str, Any], records: Records, se
 
 
 def _gone_since(record: dict[str, Any]) -> float | None:
-    """The uptime, in seconds, since which the sandbox of `record` is known to be gone; None when it may be there.
+    """The node's uptime, in seconds, when the sandbox of `record` was first found gone; None if it may still exist.
 
-    A sandbox is gone when its path has disappeared and its namespace has no user, which only a process that sees the
-    node's processes can know. A sandbox of an earlier boot has been gone since the present boot began.
+    A sandbox is gone when its path has disappeared and no process, mount or descriptor uses its namespace. Only a
+    process that sees the node's processes can know this. For a sandbox of an earlier boot the result is 0.
     """
     if record["bootID"] != node.boot_id():
         return 0.0

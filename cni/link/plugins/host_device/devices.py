@@ -54,13 +54,13 @@ def is_same(remembered: dict[str, Any], link: Link) -> bool:
     """Whether `link` can be the device with the identity `remembered`.
 
     Hardware is compared by its parent device, or by its permanent MAC if it has no parent. Netdevs of the same parent
-    are distinguished by the permanent MAC, the mark (the alias that a device has in a sandbox), or the index, since a VF's
-    permanent MAC may change to the MAC that was set (igbvf_reset, drivers/net/ethernet/intel/igbvf).
+    are distinguished by the permanent MAC, the mark (the alias that a device has in a sandbox), or the index, since a
+    VF's permanent MAC may become the MAC that was set (igbvf_reset, drivers/net/ethernet/intel/igbvf).
 
-    A virtual device has no parent and no permanent MAC. It has three signs: its MAC, the mark, and a lower link or
-    peer outside of the sandbox. A link with the remembered index must match in one sign, because a move keeps the
-    index if the index is free; any other link must match in two. A tunnel has no MAC: it needs the mark, or its
-    index and its name on the host.
+    A virtual device has no parent and no permanent MAC. It has three signs: its MAC, the mark, and a lower link or peer
+    outside of the sandbox. A link with the remembered index must match in one sign, because a move keeps the index if
+    the index is free. Any other link must match in two signs. A tunnel has no MAC, so it must have the mark, or its
+    former index and name.
     """
     if link.kind != remembered["kind"]:
         return False
@@ -80,16 +80,14 @@ def is_same(remembered: dict[str, Any], link: Link) -> bool:
 
 
 def signs_of(link: Link) -> tuple[str, ...]:
-    """Strings with which to search records: each record of the hardware device `link` contains at least one of them.
-    () for a virtual device."""
+    """Strings for a search of records: each record of the hardware device `link` contains at least one of them. The
+    result is () for a virtual device."""
     return (link.parent_device, link.permanent_mac, link.mac, link.alias, link.name) if link.parent_device else ()
 
 
 def known_again(remembered: dict[str, Any], links: Sequence[Link], away: bool = False) -> Link | None:
-    """Find the remembered device among `links`, first at its former index.
-
-    `away`: `links` are those of a sandbox, so a link that the pod may have made does not count.
-    """
+    """Find the remembered device among `links`, first at its former index. If `away` is true, `links` are the links of
+    a sandbox, and a link that the pod may have made does not count."""
     for link in sorted(links, key=lambda link: link.index != remembered["index"]):
         if is_same(remembered, link) and not (away and stands_on_its_own(remembered, link)):
             return link
@@ -114,9 +112,7 @@ def _is_bare(remembered: dict[str, Any]) -> bool:
 
 class MovePlan(RecordedPlan):
     """The plan of a move. `device` has the identity of the device and the state to restore; {} for a userspace driver.
-
-    `returned`: a later ADD has restored the device because the sandbox was gone; the attachment has lost the device.
-    """
+    `returned` is true if the attachment has lost the device to a later ADD, because its sandbox was gone."""
 
     device: dict[str, Any]
     restoresState: bool
@@ -127,7 +123,7 @@ class MovePlan(RecordedPlan):
 
 
 def recorded(own: Attachment | None, records: Records, *texts: str) -> Iterator[tuple[Attachment, dict[str, Any]]]:
-    """Yield (attachment, record) for each attachment except `own` that has a device, or has not fully restored it.
+    """Yield (attachment, record) for each attachment except `own` that has a device, or has not fully restored one.
     With `texts`, only records that contain one of these strings count."""
     boot = node.boot_id()
     for attachment, _, record in records.all(LINK, *texts):
@@ -143,12 +139,12 @@ def present(planned: MovePlan, inside: Rtnl) -> Link | None:
 
 
 def recognises(planned: MovePlan, inside: Rtnl) -> bool:
-    """Whether the device is among the links of `inside`."""
+    """Whether the device is one of the links in `inside`."""
     return present(planned, inside) is not None
 
 
 def among(planned: MovePlan, rtnl: Rtnl, away: bool = False) -> Link | None:
-    """Find the device among the links of `rtnl`, first at its former index. `away` is as in `known_again`."""
+    """Find the device among the links of `rtnl`, first at its former index. `known_again` explains `away`."""
     former = planned.device
     same = rtnl.link(index=former["index"])
     found = known_again(former, [same], away=away) if same else None

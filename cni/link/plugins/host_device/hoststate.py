@@ -49,10 +49,10 @@ _BY_SECRET = (2, 3)  # IN6_ADDR_GEN_MODE_STABLE_PRIVACY and IN6_ADDR_GEN_MODE_RA
 def look(
     device: Link, links: Sequence[Link], every: Sequence[bytes], host: Rtnl, log: Log
 ) -> tuple[dict[str, Any], str]:
-    """The state of the device and "", or {} and the reason why another link needs the device.
+    """Return (state of the device, "") or, if another link needs the device, ({}, reason).
 
-    The log names the parts of the state that will be lost. Raises TryAgainLater if the device leaves the host.
-    `links` are all links of the host, and `every` are all its routes, as RTM_NEWROUTE bodies.
+    The log names the parts of the state that will be lost. Raises TryAgainLater if the device leaves the host. `links`
+    are all links of the host, and `every` are all its routes, as RTM_NEWROUTE bodies.
     """
     try:
         others = host.received(device.index) if device.kind not in ("vxlan", "bridge") else []
@@ -76,10 +76,8 @@ def look(
 
 
 def _tied(device: Link, links: Sequence[Link], others: list[bytes]) -> str:
-    """Why a move of `device` would break another link, with the remedy; "" for a device that can be moved.
-
-    `others` are further MACs for which the device receives frames.
-    """
+    """The reason why a move of `device` would break another link, with the remedy; "" if the device can be moved.
+    `others` are further MACs for which the device receives frames."""
     if device.master_index:
         master = next((link for link in links if link.index == device.master_index), None)
         name = f'"{master.name}" ({master.kind})' if master else f"with index {device.master_index}"
@@ -105,8 +103,8 @@ def _tied(device: Link, links: Sequence[Link], others: list[bytes]) -> str:
 
 
 def _state(device: Link, bodies: list[bytes], every: Sequence[bytes], host: Rtnl) -> dict[str, Any]:
-    """The identity of the device, and the state to restore. `bodies` has its routes, `every` all routes of the host, as
-    RTM_NEWROUTE bodies."""
+    """The identity of the device, and the state to restore. `bodies` has the device's routes, `every` all routes of the
+    host, both as RTM_NEWROUTE bodies."""
     raw = raw_state.Raw(device.body)
     held = raw_state.addresses(host, device.index)
     found = raw.attributes
@@ -155,7 +153,7 @@ def _unlisted(link: str, inet6: bytes) -> dict[str, str]:
 
 
 def _lost(device: Link, others: list[bytes], host: Rtnl) -> list[str]:
-    """The names of the parts of the state that cannot be restored. `others`: further MACs whose frames it receives."""
+    """The names of the parts of the state that cannot be restored. `others` are further MACs of received frames."""
     found = []
     if raw_state.has_qdisc(host, device.index):
         found.append("its qdiscs and filters (tc)")
@@ -188,21 +186,21 @@ def _software_verbs(name: str) -> list[str]:
 
 
 def _address(a: Address) -> dict[str, Any]:
-    """An address in the form that an older version reads."""
+    """The address in the form that an older version reads."""
     flags = a.flags & (addresses.NOPREFIXROUTE | addresses.NODAD)
     own = {key: getattr(a, key) for key in ("text", "scope", "label", "peer", "metric")}
     return {**own, "broadcast": bool(a.broadcast), "nodad": False, "flags": flags}
 
 
 def _route(r: KernelRoute) -> dict[str, Any]:
-    """A route in the form that an older version reads."""
+    """The route in the form that an older version reads."""
     always = {key: getattr(r, key) for key in ("dst", "gw", "table", "scope", "onlink", "source", "protocol")}
     return {**always, **{key: getattr(r, key) or None for key in ("priority", "mtu", "advmss")}}
 
 
 def keep_others(saved: dict[str, Any], index: int, host: Rtnl) -> None:
-    """Add again the saved IPv4 multipath routes that the kernel dropped when device `index` left, without the next hops
-    through this device."""
+    """Restore the saved IPv4 multipath routes that the kernel dropped when the device `index` left, but without their
+    next hops through this device."""
     links = {link.index for link in host.links()} - {index}
     for route in map(raw_state.SavedRoute, saved["routes"]):
         legs = [leg for leg in route.legs if leg[2] in links]

@@ -1,9 +1,9 @@
 """The move of a device from the host into a sandbox, and back to the host in its former state.
 
 The former state of the device is recorded before the device is changed. A hardware device is recognised by its parent
-device or permanent MAC, never only by its name; for a virtual device see `devices.is_same`. In the sandbox the device
-has a mark: its alias is its name on the host. Go's host-device sets the same mark, so each of the two plugins can bring
-back the other's devices.
+device or permanent MAC, never only by its name; a virtual device by the signs in `devices.is_same`. In the sandbox the
+device has a mark: its alias is its name on the host. Go's host-device sets the same mark, so each of the two plugins
+can return the other's devices to the host.
 
 Sources: net/core/dev.c (__dev_change_net_namespace: a move closes the device and drops its addresses and routes;
 default_device_exit_net: a dying namespace returns a physical device to the initial namespace under its name in the pod,
@@ -53,7 +53,7 @@ class MoveFacts(Facts):
 
     def look(self, device: Link, links: Sequence[Link], host: Rtnl, log: Log, advertised: bool = True) -> None:
         """Read the state of the device and the reasons against a move. If `advertised` is False, a default route that a
-        router has advertised on the device is no reason."""
+        router has advertised on the device is not a reason."""
         bodies = node_routes.all_bodies(host)
         self.reason = uplink.needed(device, links, host, bodies, advertised)
         self.state, self.tied = hoststate.look(device, links, bodies, host, log)
@@ -72,9 +72,9 @@ def permit(device: Link | None, pci: str) -> None:
 def available(
     device: Link, pci: str, selected: str, links: Sequence[Link], host: Rtnl, advertised: bool = True
 ) -> Link:
-    """Return `device` if networks may take it. Raises NotAvailable when the node needs the device, InvalidConfig when the
-    policy does not allow the device. If `advertised` is False, a default route that a router has advertised on the
-    device does not count. `selected` is the key and value that name the device, for the message."""
+    """Return `device` if networks may take it. Raises NotAvailable when the node needs the device, InvalidConfig when
+    the policy does not allow it. If `advertised` is False, a default route that a router has advertised on the device
+    does not count. `selected` has the key and the value that name the device, for the message."""
     permit(device, pci)
     reason = uplink.needed(device, links, host, advertised=advertised)
     if reason:
@@ -105,8 +105,8 @@ def holders(
 def holder_of(
     found: Iterable[tuple[Attachment, dict[str, Any]]], request: Request, host: Rtnl, records: Records, named: Named
 ) -> tuple[Attachment | None, bool]:
-    """The first attachment that still has the device, or None; and whether the device was brought back from an
-    attachment whose sandbox ended without a DEL. `found` is the result of `holders`."""
+    """Return the first attachment that still has the device, or None, and whether this call has returned the device to
+    the host from an attachment whose sandbox ended without a DEL. `found` is the result of `holders`."""
     is_back = False
     for attachment, record in found:
         held = records.try_locked(attachment, LINK)
@@ -115,7 +115,7 @@ def holder_of(
         with held:
             if sandboxes.of_record(record, request):
                 return attachment, is_back
-            try:  # the kernel brought the device back as it was in that sandbox
+            try:  # the kernel has returned the device in the state that it had in that sandbox
                 _return_device(attachment, record, host, records, named)
             except Lingers:
                 return attachment, is_back
@@ -127,9 +127,9 @@ def _return_device(attachment: Attachment, record: dict[str, Any], host: Rtnl, r
     """Return the device of an attachment to the host, as its DEL would, and note this in the record.
 
     The caller holds the lock of the attachment, whose sandbox ended without a DEL. The DEL may come later, when another
-    attachment has the device; because of the note, the DEL does not touch the device (sriov-cni #219). When the kernel
-    refuses to restore a part of the state, perhaps only for now, the first call for a record raises Unrestored. A
-    second call only logs the refusal.
+    attachment has the device. The note tells it to leave the device alone (sriov-cni #219). When the kernel refuses to
+    restore a part of the state, perhaps only for now, the first call for a record raises Unrestored. A second call only
+    logs the refusal.
     """
     plugin = named(record["plugin"])
     log = records.log or Log(str(attachment))
@@ -145,10 +145,8 @@ def _return_device(attachment: Attachment, record: dict[str, Any], host: Rtnl, r
 
 
 def refuse_unfit(selected: str, device: Link, facts: MoveFacts, mtu: int) -> None:
-    """Raise InvalidConfig, with the reason, when `device` cannot go to a sandbox (pure).
-
-    `selected` is the key and value that name the device, `mtu` the configured MTU (0: that of the device).
-    """
+    """Raise InvalidConfig, with the reason, when `device` cannot be moved to a sandbox (pure). `selected` has the key
+    and the value that name the device. `mtu` is the configured MTU; 0 keeps the device's MTU."""
     if facts.reason:
         raise InvalidConfig(cut_off(selected, facts.reason))
     if facts.tied:
@@ -157,23 +155,21 @@ def refuse_unfit(selected: str, device: Link, facts: MoveFacts, mtu: int) -> Non
 
 
 def cut_off(selected: str, reason: str) -> str:
-    """The message that refuses a device which no network may take, with the reason and the remedy."""
+    """The error message for a device that no network may take, with the reason and the remedy."""
     way_out = policy.current().way_out()
     return f"{selected} is refused: {reason}, and no network may take it: select another device, or {way_out}"
 
 
 def refuse_mtu(mtu: int, device: str, least: int = LEAST_MTU, most: int = 0) -> None:
-    """Raise InvalidConfig when `mtu` is outside of `least` to `most` bytes. `mtu` 0 is valid; `most` 0 means 65535."""
+    """Raise InvalidConfig unless `mtu` is 0 or from `least` to `most` bytes. `most` 0 means 65535."""
     most = most or 65535
     if mtu and not least <= mtu <= most:
         raise InvalidConfig(f"mtu {mtu} is not one that {device} can have: give {least} to {most}")
 
 
 def held_by(selected: str, holder: Attachment | str) -> TryAgainLater:
-    """The error for a device that another attachment has, or has not yet fully restored on the host.
-
-    A `holder` of type str is the path of a sandbox that Go's sriov-cni has attached.
-    """
+    """The error for a device that another attachment has, or has not yet fully restored on the host. A `holder` of type
+    str is the path of the sandbox to which Go's sriov-cni has given the device."""
     if isinstance(holder, str):
         return TryAgainLater(f"{selected} is in use by Go's sriov-cni in sandbox {holder}: wait for its DEL")
     return TryAgainLater(
@@ -183,7 +179,7 @@ def held_by(selected: str, holder: Attachment | str) -> TryAgainLater:
 
 
 def move_in(planned: MovePlan, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link | None:
-    """Move the device and set its name and alias in one netlink message. Returns its link; None for a device without a
+    """Move the device and set its name and alias in one netlink message. Returns the link; None if the device has no
     netdev. Raises KernelRefused or, if the device has left the host, TryAgainLater."""
     if not planned.device:
         return None
@@ -235,8 +231,8 @@ def refused_up(planned: MovePlan, fault: KernelError) -> str:
 
 
 def remove(planned: MovePlan, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
-    """Bring the device back to the host and restore its state; a repeated call continues the first. Raises Lingers as
-    `move_out` does, Unrestored as `restore.restore` does."""
+    """Return the device to the host and restore its state; a repeated call continues the first. Raises Lingers (see
+    `move_out`) or Unrestored (see `restore.restore`)."""
     device = move_out(planned, host, inside, log)
     if device:
         from cni.link.plugins.host_device import restore  # an ADD that succeeds restores nothing
@@ -245,10 +241,8 @@ def remove(planned: MovePlan, host: Rtnl, inside: Rtnl | None, log: Log) -> None
 
 
 def move_out(planned: MovePlan, host: Rtnl, inside: Rtnl | None, log: Log) -> Link | None:
-    """Move the device back, if it is not yet on the host. Returns its link; None if the device is gone or had no netdev.
-
-    Raises Lingers while the device is in a namespace other than the sandbox and the host's.
-    """
+    """Move the device to the host, unless it is there. Returns its link; None if it is gone or had no netdev. Raises
+    Lingers while the device is in a namespace other than the sandbox and the host's."""
     if not planned.device or planned.returned:
         return None
     moved = among(planned, inside, away=True) if inside else None
@@ -264,26 +258,25 @@ def move_out(planned: MovePlan, host: Rtnl, inside: Rtnl | None, log: Log) -> Li
             f'device "{planned.device["name"]}" is neither in the sandbox nor on the host: it vanished, or another attachment has it'
         )
     elif inside and (cookie := inside.namespace_cookie()) and cookie == host.namespace_cookie():
-        addresses.clear(host, device.index)  # no move has dropped them: the sandbox is the host's (CNI_NETNS_OVERRIDE)
+        addresses.clear(host, device.index)  # without a move: the sandbox is the host's (CNI_NETNS_OVERRIDE)
     return device
 
 
 def lingers(planned: MovePlan, host: Rtnl) -> bool:
     """Whether the device is in another network namespace, where it may still answer for the attachment's addresses.
-
     Only namespaces that have an id (nsid) in the host's namespace are searched."""
     is_away = planned.device and not planned.returned
     return bool(is_away and _in_namespace_of(planned, host) and not _is_of_another(planned))
 
 
 def _refuse_missing(planned: MovePlan, host: Rtnl, inside: Rtnl | None) -> None:
-    """Raise Lingers when a device that is neither in its sandbox `inside` nor on the host may exist elsewhere, and no
-    other attachment has the device.
+    """Raise Lingers if the device, which is neither in its sandbox `inside` nor on the host, may be in another
+    namespace and no other attachment has it.
 
-    A hardware device exists as long as its directory in sysfs has the subdirectory `net`: the driver keeps it while the
-    device has a netdev in any network namespace (cleanup_glue_dir, drivers/base/core.c). A virtual device is destroyed with
-    its namespace. Until then the host can list the device there: when a device moves, the kernel gives its new namespace
-    an id in the host's (peernet2id_alloc in __dev_change_net_namespace, net/core/dev.c, since Linux 4.15).
+    A hardware device has a netdev in some network namespace as long as its directory in sysfs has the subdirectory
+    `net` (cleanup_glue_dir, drivers/base/core.c). A virtual device is destroyed with its namespace. Until then the host
+    can list the links of that namespace, because a move gives the new namespace an id in the host's (peernet2id_alloc
+    in __dev_change_net_namespace, net/core/dev.c, since Linux 4.15).
 
     A successor, the new netdev of a rebound driver or a recreated VF, shows that the former netdev is gone.
     """
@@ -305,8 +298,8 @@ def _refuse_missing(planned: MovePlan, host: Rtnl, inside: Rtnl | None) -> None:
 
 
 def _is_only(has_name: bool, parent: str) -> bool:
-    """Whether another netdev of `parent` proves that the former netdev is gone. A netdev with the former name
-    (`has_name`) does. Any netdev does if `parent` is a VF, which has only one; a PF may have one for each port."""
+    """Whether another netdev of `parent` proves that the former netdev is gone: because it has the former name
+    (`has_name`), or because `parent` is a VF, which has only one netdev. A PF may have a netdev for each port."""
     return has_name or sysfs.physical_function_of(parent) != ""
 
 
@@ -334,12 +327,12 @@ def _is_of_another(planned: MovePlan) -> bool:
 
 
 def _in_namespace_of(planned: MovePlan, rtnl: Rtnl, but: Rtnl | None = None) -> bool:
-    """Whether the device is in a namespace that has an id (nsid) in that of `rtnl`, except the namespace of `but`."""
+    """Whether the device is in a namespace, except that of `but`, with an id (nsid) in the namespace of `rtnl`."""
     return any(_is_of(planned, link) for nsid in rtnl.ids_of_others(but) for link in rtnl.links_of(nsid))
 
 
 def _is_of(planned: MovePlan, link: Link) -> bool:
-    """Whether `link` is the device: by index and mark (the alias that a move sets), or by MAC and name. The mark alone
+    """Whether `link` has the device's index and mark (the alias that a move sets), or its MAC and name. The mark alone
     is not enough, since a later device may have the same mark. A link that the pod itself made does not count."""
     former = planned.device
     is_marked = link.alias == former["name"] and link.index == former["index"]
@@ -350,7 +343,7 @@ def _is_of(planned: MovePlan, link: Link) -> bool:
 def _move_back(planned: MovePlan, link: Link, host: Rtnl, inside: Rtnl) -> None:
     name, index = planned.device["name"], planned.device["index"]
     if index == link.index or host.link(index=index):
-        index = 0  # the kernel keeps the index, or chooses one
+        index = 0  # the link keeps its index, or the kernel chooses one
     if host.link(name=name):
         name = "dev%d"  # the name that the kernel gives in this case (default_device_exit_net); `restore.restore` reports it
     else:
@@ -370,10 +363,8 @@ def _move_back(planned: MovePlan, link: Link, host: Rtnl, inside: Rtnl) -> None:
 
 
 def _name_again(link: Link, name: str, inside: Rtnl) -> None:
-    """Rename the device to `name` before it reaches the host: there programs such as udev would act on the old name.
-
-    If another link of the sandbox has the name, the move itself renames the device.
-    """
+    """Rename the device to `name` before it reaches the host, where programs such as udev would act on its old name. If
+    another link of the sandbox has the name, the move itself renames the device."""
     if link.name == name:
         return
     try:
@@ -388,8 +379,8 @@ def _name_again(link: Link, name: str, inside: Rtnl) -> None:
 def with_names_free(here: Rtnl, there: Rtnl, index: int, move: Callable[[], None]) -> None:
     """Call `move`, which moves the link `index` from `here` to `there`. Raises the KernelError of `move`.
 
-    A move fails when a name of the link is taken `there`. Then the link loses the taken alternative names, and the move
-    is repeated. The record keeps these names, and the DEL restores the names that are free.
+    A move fails when a link `there` has one of the link's names. Then the link loses the alternative names that are
+    taken, and the move is repeated. The record keeps these names, and the DEL restores those that are free.
     """
     try:
         move()
@@ -404,7 +395,7 @@ def with_names_free(here: Rtnl, there: Rtnl, index: int, move: Callable[[], None
 
 
 def without_link(planned: MovePlan) -> tuple[str, int] | None:
-    """For a device with a userspace driver: "" (its MAC is unknown) and the configured MTU. None for a netdev."""
+    """("", configured MTU) for a device with a userspace driver, whose MAC is unknown; None for a netdev."""
     return None if planned.device else ("", planned.mtu)
 
 
@@ -416,5 +407,5 @@ def differences(planned: MovePlan, link: Link | None) -> list[str]:
 
 
 def carrier(planned: MovePlan) -> tuple[str, bool]:
-    """The name of the device on the host, and False: when the plan is made, the device is not yet in the sandbox."""
+    """The name of the device on the host, and False, since the device is not yet in the sandbox after the plan."""
     return planned.device.get("name", ""), False

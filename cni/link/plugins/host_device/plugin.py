@@ -82,7 +82,7 @@ class HostDeviceFacts(moved.MoveFacts):
 
 
 def read(request: Request, faults: list[Fault]) -> HostDeviceConfig:
-    """The checked configuration; all its faults go to `faults`."""
+    """Return the checked configuration, and append all its faults to `faults`."""
     config = HostDeviceConfig()
     fill(config, KEYS, request.config, faults)
     config.device_id = request.of_runtime("deviceID") or ""
@@ -144,7 +144,7 @@ def survey(
 
 
 def _is_meant(config: HostDeviceConfig) -> Callable[[dict[str, Any]], bool]:
-    """A predicate on the member `link` of a record: whether `config` selects the device of that record."""
+    """Return a function that tells, for the member `link` of a record, whether `config` selects the record's device."""
     return lambda recorded: _selects(config, recorded, None, unknown=False)
 
 
@@ -187,7 +187,7 @@ def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> MovePlan | None:
     """The plan of a device that Go's plugin moved. Its alias is its name on the host; its other state is unknown.
 
     Any link can have an alias. So if the configuration has a selector, a DEL adopts only the selected link. A CHECK
-    adopts any link, and reports the difference.
+    adopts any link, and reports that the link is not the selected one.
     """
     if inside is None:
         return None
@@ -208,9 +208,8 @@ def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> MovePlan | None:
 
 
 def _stands_on_host(link: Link, host: Rtnl) -> bool:
-    """Whether the device named by the alias of `link` is still on the host. If so, the pod itself has made `link`.
-
-    A host link of that name counts only if it is hardware or has the MAC of `link`; any other link got it later."""
+    """Whether the device named by the alias of `link` is still on the host. If so, the pod itself has made `link`. A
+    host link with that name is the device only if it is hardware or has the MAC of `link`."""
     other = host.link(name=link.alias)
     return other is not None and (bool(other.parent_device) or other.mac == link.mac)
 
@@ -226,7 +225,7 @@ def differences(planned: MovePlan, config: HostDeviceConfig, link: Link | None, 
 
 
 def _selects(config: HostDeviceConfig, recorded: dict[str, Any], link: Link | None, unknown: bool) -> bool:
-    """Whether the selector names the recorded device. Returns `unknown` if the record does not show this."""
+    """Whether the selector names the recorded device; `unknown` if the record does not show this."""
     former, value = recorded["device"], config.value
     if config.kind == "name":
         return value in (former.get("name"), *former.get("altnames", ()), *(link.altnames if link else ()))
@@ -244,9 +243,7 @@ def _selects(config: HostDeviceConfig, recorded: dict[str, Any], link: Link | No
 
 def status(config: HostDeviceConfig, host: Rtnl, log: Log) -> Link | None:
     """The selected netdev; None while a pod has it, or if each request names its device (runtimeConfig.deviceID).
-
-    Raises NotAvailable if no ADD can take the netdev.
-    """
+    Raises NotAvailable if no ADD can take the netdev."""
     if not config.selected or config.device_id:
         return None  # the device comes with each request
     pci = config.pci_address

@@ -3,11 +3,11 @@
 The stages of `Restoration` are in the order of their dependencies: identity, attributes of the link, parameters
 (disable_ipv6 must be off before IPv6 addresses can be added), flags with up, addresses, routes (those without a gateway
 first), neighbours. Each stage compares the device with the record and yields the missing steps, so nothing is written
-to a device that never left. A pass runs all stages and continues after each refusal. At most PASSES passes run. After a
-pass with a refusal, another pass follows
+to a device that never left. A pass runs all stages, even after a refusal. At most PASSES passes run. After a pass with
+a refusal, another pass follows
 
-    at once, if the pass has changed something, on which the refused step may depend
-    after a pause, while the kernel examines an address (duplicate address detection): meanwhile it refuses the address
+    at once, if the pass has changed something, since the refused step may depend on the change
+    after a pause, while the duplicate address detection of an address runs: until its end the kernel refuses the address
     as the source of a route
     after a pause, up to EXTRA times in succession, if a refusal was transient
 
@@ -102,8 +102,8 @@ def _restore_state(former: dict[str, Any], link: Link, host: Rtnl, log: Log) -> 
 
 
 def _do(call: Callable[..., object], arguments: list[Any]) -> None:
-    """Run `call`. After a transient refusal repeat it at once: repeated in a later pass, it could change the order of
-    addresses."""
+    """Run `call`, and repeat it at once after a transient refusal. A repetition in a later pass could change the order
+    of addresses."""
     try:
         call(*arguments)
     except OSError as fault:
@@ -122,8 +122,8 @@ def _said(refused: list[str]) -> str:
 
 
 class Restoration:
-    """The restoration of one device. `saved` is its state as the kernel showed it; None if the record is of an older
-    version. `index` is the device's present index, and `routes` are the saved routes with this index."""
+    """The restoration of one device. `saved` is its state as the kernel showed it; None if an older version wrote the
+    record. `index` is the device's present index, and `routes` are the saved routes with this index."""
 
     def __init__(self, former: dict[str, Any], link: Link, host: Rtnl) -> None:
         self.former = former
@@ -302,7 +302,7 @@ class Restoration:
                 yield what, self.host.request, raw_state.NEWADDR, again, REPLACE
 
     def _surplus(self) -> Iterator[Step]:
-        """The steps that remove prefix routes which are not saved: the kernel added them when the device came up."""
+        """The steps that remove unsaved prefix routes, which the kernel added when the device came up."""
         if not self.came_up:
             return
         wanted = {route.identity for route in self.routes}
@@ -312,10 +312,8 @@ class Restoration:
                 yield f"removal of route {route}", self.host.request, raw_state.DELROUTE, body
 
     def _routes(self) -> Iterator[Step]:
-        """The steps for missing routes, first for those without a gateway.
-
-        The last steps, in reverse order, are for routes that preceded other routes with an equal `SavedRoute.key`.
-        """
+        """The steps for missing routes: first routes without a gateway, then other routes, last and in reverse order
+        the routes that preceded other routes with an equal `SavedRoute.key`."""
         if not self.routes:
             return
         there = {route.identity: route.is_ahead for route in self._own_routes()}
@@ -338,7 +336,7 @@ class Restoration:
         if body is None:
             return  # the route has expired
         like = [other for other in present if other.key == route.key]
-        here = next((other for other in like if other.identity == route.identity), None)  # it is at the wrong place
+        here = next((other for other in like if other.identity == route.identity), None)  # in a wrong position
         rest = here or next((other for other in like if other.is_part_of(route)), None)
         flags = CREATE if route.is_ahead else CREATE | APPEND
         if rest and not here and len(like) == 1:
@@ -351,7 +349,7 @@ class Restoration:
             self.host.request(raw_state.NEWROUTE, body, flags)
 
     def _exchange(self, former: bytes | None, body: bytes, flags: int) -> None:
-        """Replace the route `former` by the route `body`; set `former` again when the kernel refuses."""
+        """Replace the route `former` by the route `body`. When the kernel refuses, set `former` again."""
         if former:
             self.host.request(raw_state.DELROUTE, former)
         try:

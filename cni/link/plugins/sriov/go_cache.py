@@ -1,4 +1,4 @@
-"""Read the files of Go's sriov-cni: railcni's DEL can end that plugin's attachments; before, no ADD takes their VFs.
+"""Read the files of Go's sriov-cni, so that a DEL can end that plugin's attachments and no ADD takes their VFs.
 
     /var/lib/cni/sriov/CONTAINERID-IFNAME    the network's configuration, its keys as sriov-cni spells them, and
                                              VFID, Master, OrigVfState (the former state of the VF)
@@ -32,7 +32,7 @@ _CHANGING = ("vlan", "min_tx_rate", "max_tx_rate", "spoofchk", "trust", "link_st
 
 
 def holder(pci: str) -> str:
-    """The path of the sandbox to which Go's plugin has given the VF; "" if there is none, or it is gone."""
+    """The path of the sandbox to which Go's plugin has given the VF; "" if it is gone, or no sandbox has the VF."""
     try:
         path = _content(f"pci/{pci}").decode("utf-8", "surrogateescape")
     except FileNotFoundError:
@@ -41,10 +41,8 @@ def holder(pci: str) -> str:
 
 
 def plan(attachment: Attachment) -> tuple[dict[str, Any], list[str]] | None:
-    """The plan (`SriovPlan.document`) of an attachment that Go's plugin made, and the names of its files in DIRECTORY.
-
-    None when there is no such attachment. Raises IoFailure when the file of the attachment cannot be read.
-    """
+    """The plan (`SriovPlan.document`) of an attachment that Go's plugin made, and the names of its files in DIRECTORY;
+    None without such an attachment. Raises IoFailure when the file of the attachment cannot be read."""
     name = f"{attachment.container_id}-{attachment.ifname}"
     try:
         document = codec.loads_foreign(_content(name))
@@ -104,7 +102,8 @@ def _member(state: dict[str, Any], key: str, kind: type[T]) -> T:
 
 
 def forget(names: Sequence[str], sandbox: str) -> None:
-    """Remove the files `names` of an ended attachment; a VF's file only if it names `sandbox`. May raise IoFailure."""
+    """Remove the files `names` of an ended attachment, but keep a VF's file that names another sandbox than `sandbox`.
+    Raises IoFailure when removing fails."""
     for name in names:
         try:
             if name.startswith("pci/") and _content(name).decode("utf-8", "surrogateescape") != sandbox:

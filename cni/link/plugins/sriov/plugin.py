@@ -74,8 +74,8 @@ OF_PF = ("vlan", "vlanQoS", "vlanProto", "min_tx_rate", "max_tx_rate", "spoofchk
 
 
 class SriovConfig(LinkConfig):
-    """The checked values of KEYS. Settings made through the PF (OF_PF) are None or "" if absent. `mac` comes from
-    runtimeConfig, else from CNI_ARGS, else from the configuration."""
+    """The checked values of KEYS. An absent setting of the VF (OF_PF) is None or "". `mac` comes from runtimeConfig,
+    else from CNI_ARGS, else from the configuration."""
 
     pci: str
     vlan: int | None
@@ -105,7 +105,7 @@ class SriovConfig(LinkConfig):
 
 
 def read(request: Request, faults: list[Fault]) -> SriovConfig:
-    """The checked configuration; all its faults go to `faults`."""
+    """Return the checked configuration, and append all its faults to `faults`."""
     config = SriovConfig()
     fill(config, KEYS, request.config, faults)
     take(config, "pci", pci_address, faults, (("runtimeConfig.deviceID", request.of_runtime("deviceID")),))
@@ -129,7 +129,7 @@ def _contradictions(config: SriovConfig) -> list[Fault]:
 
 
 def direct_log(request: Request, log: Log) -> None:
-    """Set file and level of `log` to those of the network, if valid; the node's policy must also allow the file."""
+    """Set file and level of `log` to those of the network, if they are valid and the node's policy allows the file."""
     level = request.member("logLevel")
     level = "verbose" if level == "info" else level
     if level in levels.LEVELS:
@@ -143,7 +143,7 @@ def direct_log(request: Request, log: Log) -> None:
 
 
 class SriovFacts(moved.MoveFacts):
-    """The facts of a move, and the VF as its PF sees it. `exists`: the PCI device exists. `is_physical`: it is a PF."""
+    """The facts of a move, the VF as its PF sees it, and whether the PCI device `exists` and `is_physical` (a PF)."""
 
     exists = True
     function: vf.VirtualFunction | None = None
@@ -151,10 +151,10 @@ class SriovFacts(moved.MoveFacts):
 
 
 class SriovPlan(devices.MovePlan):
-    """The plan of a move, and of VF settings. ADD makes the settings `wanted`; DEL sets `keys` to `former` again.
+    """The plan of a move, and of VF settings. ADD makes the settings `wanted`. DEL sets `keys` to `former` again.
 
-    `mac` is the MAC to set, or "". `told` is [MAC, MTU] for the result of a VF without a netdev. For an attachment of Go's
-    plugin, `cache` has the names of its files (go_cache), and `sandbox` the path of its sandbox.
+    `mac` is the MAC to set, or "". For a VF without a netdev, `told` is the [MAC, MTU] that the result shows. For an
+    attachment of Go's plugin, `cache` has the names of its files (go_cache), and `sandbox` the path of its sandbox.
     """
 
     wanted: dict[str, Any]
@@ -303,10 +303,8 @@ def without_link(planned: SriovPlan) -> tuple[str, int] | None:
 
 
 def remove(planned: SriovPlan, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
-    """Bring the VF back to the host and restore its state; a repeated call continues the first.
-
-    Raises Lingers, and restores nothing, while the VF is in a sandbox that cannot be found: its VLAN must not change.
-    """
+    """Return the VF to the host and restore its state; a repeated call continues the first. Raises Lingers, and
+    restores nothing, while the VF is in a sandbox that cannot be found, since its VLAN must not change there."""
     try:
         if not planned.returned:
             _give_back(planned, host, inside, log)
@@ -347,7 +345,7 @@ def differences(planned: SriovPlan, config: SriovConfig, link: Link | None, host
 
 
 def status(config: SriovConfig, host: Rtnl, log: Log) -> Link | None:
-    """The VF's netdev; None while it is not on the host. Raises NotAvailable if this node lacks the VF, or needs it."""
+    """The VF's netdev; None while it is not on the host. Raises NotAvailable if the node lacks or needs the VF."""
     if not config.pci:
         return None  # the VF comes with each request
     if not sysfs.is_pci(config.pci) or sysfs.is_physical_function(config.pci):

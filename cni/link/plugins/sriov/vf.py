@@ -3,7 +3,7 @@
 A VF has the MAC of its netdev and the administrative MAC, which the PF keeps. Drivers differ: some VFs take over the
 administrative MAC at once or when their driver is loaded, some refuse any other MAC while an administrative MAC is set
 (igb, i40e: drivers/net/ethernet/intel), and for some the two are independent (mlx5). So the netdev's MAC is set first.
-If the driver refuses, the administrative MAC is removed before another try. All is repeated until the kernel shows both.
+If the driver refuses, the administrative MAC is removed first. These steps are repeated until the kernel shows both.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class VirtualFunction:
 
 
 def find(pci: str, host: Rtnl) -> VirtualFunction | None:
-    """The VF at a PCI address; None when its PF is not visible here, as in a virtual machine, or has no netdev here."""
+    """The VF at a PCI address; None if its PF has no netdev here or, as in a virtual machine, is not visible."""
     place = sysfs.function_of(pci)
     if place is None:
         return None
@@ -62,7 +62,7 @@ def settle(function: VirtualFunction, wanted: dict[str, Any], host: Rtnl) -> Non
 
 def give_mac(mac: str, function: VirtualFunction | None, link: Link | None, inside: Rtnl, host: Rtnl) -> None:
     """Set the MAC of the VF's netdev `link`, in the namespace of `inside`, and the VF's administrative MAC. Raises
-    KernelRefused after MAC_SECONDS without success."""
+    KernelRefused if this does not succeed within MAC_SECONDS."""
     end = time.monotonic() + MAC_SECONDS
     first = True
     while True:
@@ -115,7 +115,7 @@ def _has_mac(mac: str, function: VirtualFunction | None, link: Link | None, insi
 def clear(pci: str, keys: list[str], former: dict[str, Any], host: Rtnl) -> None:
     """Restore the settings `keys` of the VF to `former`, in reverse order. Raises KernelRefused for a refused setting.
 
-    The administrative MAC, if changed, is only removed, since it may block a change of the netdev's MAC. `finish` sets
+    A changed administrative MAC is only removed here, since it may block a change of the netdev's MAC. `finish` sets
     the former administrative MAC.
     """
     function = find(pci, host)
