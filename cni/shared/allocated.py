@@ -2,8 +2,8 @@
 
 A rail is a numbered NIC with a subnet (cni.shared.rail). `rail.nics` lists the NICs of all rails, `rail.index` is the
 number of one rail. `complete` replaces the configuration of a request by the configuration of one rail, which has
-`rail.index`, before other code reads it. So only this module has a case for `rail.nics`. The record of the attachment
-keeps the configuration of the rail. Calls after the ADD read the rail there, because the device may be gone.
+`rail.index`, before other code reads it. So no other module needs to handle `rail.nics`. The record of the attachment
+keeps the configuration of the rail. Calls after the ADD read the rail from the record, because the device may be gone.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _REMEDY = (
 def complete(request: Request, log: Log) -> None:
     """Replace the configuration of `request`, if it has the key `rail`, by the configuration of one rail.
 
-    Raises InvalidConfig when an ADD has no allocated device, or one that is on no NIC of `rail.nics` or contradicts
-    another key.
+    Raises InvalidConfig when an ADD has no allocated device, or its device is on no NIC in `rail.nics`. Also raises it
+    when another key contradicts the device.
     """
     document = request.member("rail")
     if not isinstance(document, dict):
@@ -80,7 +80,7 @@ def _names(request: Request) -> set[str]:
 
 
 def _recorded(request: Request, log: Log) -> Any:
-    """The number of the rail in the record of the attachment; None when there is no record, or no number in the record."""
+    """The number of the rail in the record of the attachment; None without a record, or without a number in it."""
     try:
         record = Records(log=log).read(request.attachment, LINK)
         config = codec.loads(record["config"].encode()) if record else {}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-_MOST_CHARACTERS = 4095  # of a string: the longest path, PATH_MAX less its final zero
+_MOST_CHARACTERS = 4095  # of a string: the longest path, PATH_MAX without its final zero
 MOST_MEMBERS = 1000  # of a list: some checks compare each pair of members
 _MOST_FAULTS = 100
 _NETDEV_BYTES = 127
@@ -30,7 +30,7 @@ OF_RUNTIMES = (
     "ipam",
 )  # fmt: skip
 """The keys that the runtime reads or writes, the same for every plugin (SPEC.md, section 1, and CONVENTIONS.md)."""
-OF_FEATURES = ("rail", "rdma")  # keys of every link plugin; here, since most calls do not load cni.link.features
+OF_FEATURES = ("rail", "rdma")  # keys of every link plugin; in this module, since few calls load cni.link.features
 
 
 PLAIN = "plain"  # the default of rail.addressing
@@ -62,7 +62,7 @@ class Key:
 
 
 class Fault:
-    """A key with a wrong value. `wanted` says which value is right; `details` goes into the details of the error."""
+    """A key with a wrong value. `wanted` describes the right value. `details` is added to the details of the error."""
 
     def __init__(self, key: str, value: object, wanted: str, details: str = "") -> None:
         self.key = key
@@ -77,8 +77,8 @@ class Fault:
 def fill(
     target: object, table: Sequence[Key], document: Mapping[str, Any], faults: list[Fault], prefix: str = ""
 ) -> None:
-    """Set an attribute of `target` for each key in `table`, to the value in `document` or to the default. Append faults
-    of values to `faults`, with `prefix` before the names of the keys."""
+    """Set an attribute of `target` for each key in `table`, to the value in `document` or to the default. Append a
+    fault to `faults` for each wrong value, with `prefix` before the name of its key."""
     folded = fold(document)
     values = {key.attribute: key.default for key in table}
     for key in table:
@@ -95,8 +95,8 @@ def fill(
 def take(
     target: object, attribute: str, read: Callable[[Any], Any], faults: list[Fault], given: Sequence[tuple[str, Any]]
 ) -> None:
-    """Set `attribute` of `target` to what `read` returns for the last valid value in `given`, which has pairs (name of
-    the value's source, value). Ignore empty values. Append a fault for each invalid value to `faults`."""
+    """Set `attribute` of `target` to the result of `read` for the last valid value in `given`, a list of (name of the
+    source, value). Ignore empty values. Append a fault for each invalid value to `faults`."""
     for place, value in given:
         if value:
             try:
@@ -125,8 +125,8 @@ def misspelt(document: Mapping[str, Any], names: Collection[str], prefix: str = 
 
 
 def slip(word: str, names: Iterable[str]) -> str:
-    """The first of `names` from which `word` differs only by one letter or by two adjacent letters swapped, without
-    regard to case; "" when there is none."""
+    """The first of `names` from which `word` differs by one missing, extra or wrong letter, or by two exchanged
+    adjacent letters; "" when there is none. The case of letters is ignored."""
     for name in names:
         ours, theirs = word.lower(), name.lower()
         while ours and theirs and ours[0] == theirs[0]:
@@ -139,7 +139,7 @@ def slip(word: str, names: Iterable[str]) -> str:
 
 
 def refuse(faults: Sequence[Fault | CniError]) -> None:
-    """Raise InvalidConfig with the texts of `faults`, at most the first 100. Do nothing when there are none."""
+    """Raise InvalidConfig with the texts of the first 100 `faults`. Do nothing when there are none."""
     if not faults:
         return
     texts = [str(f) for f in faults[:_MOST_FAULTS]]

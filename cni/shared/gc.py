@@ -40,10 +40,10 @@ class Began:
 
 
 def valid_attachments(request: Request, log: Log) -> set[Attachment] | None:
-    """The attachments that GC must keep. None, with a warning, when the key is absent: then GC must collect nothing.
+    """The attachments that GC must keep; None, after a warning, when the key is absent and GC must remove nothing.
 
-    The value null means an empty list: runtimes written in Go send null for a network without attachments.
-    Raises InvalidConfig when the value is no list of attachments.
+    The value null means an empty list: runtimes written in Go send null for a network without attachments. Raises
+    InvalidConfig when the value is no list of attachments.
     """
     listed = request.member(VALID_ATTACHMENTS)
     if listed is None:

@@ -1,7 +1,7 @@
 """Write log lines, each with its attachment, to stderr and to the file that the configuration names.
 
 Runtimes often discard the stderr of a plugin, so a fact that a user must know is never only in the log. The names of
-networks and pods are untrusted: characters that cannot be printed become "?", so that a message stays one line.
+networks and pods are untrusted. So unprintable characters become "?", and a message stays on one line.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import time
 from cni.shared.kernel import files
 
 ROOT = "/var/log/railcni"  # the policy's default directory for log files of networks; made when it is missing
-how = "cold"  # a process for this call alone; "warm" in a worker, which serves many calls (cni.warm)
+how = "cold"  # in a process that serves only this call; "warm" in a worker, which serves many calls (cni.warm)
 LEVELS = ("debug", "verbose", "warning", "error", "panic")  # as in whereabouts; the default is "warning" here
 
 
 def tell(line: bytes) -> None:
-    """Write `line` to stderr without a buffer, and ignore a failure. A buffer would keep a line that cannot be written,
-    and a process that serves several calls would write this line to the stderr of its next caller."""
+    """Write `line` to stderr without a buffer, and ignore a failure. A buffer would keep an unwritten line, and a
+    process that serves several calls would write the line to the stderr of its next caller."""
     try:
         os.write(sys.stderr.fileno(), line)
     except (OSError, AttributeError):

@@ -1,8 +1,8 @@
 """The policy of this node for networks: the administrator's file railcni.json, or the defaults.
 
-The author of a network configuration must not reach every file and device of the node. So the policy lists directories
-(roots), in which the configuration's paths must lie, and the masters and devices that the configuration may name. Paths
-in the flat file (whereabouts.conf) have no limits, since the administrator writes that file.
+The author of a network configuration must not reach every file and device of the node. So the policy lists the
+directories (roots) in which the configuration's paths must lie, and the masters and devices that the configuration may
+name. Paths in the flat file (whereabouts.conf) have no limits, since the administrator writes that file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MOST_BYTES = 1 << 20
 
 
 def root(value: Any) -> str:
-    """Check that `value` is an absolute path, below which networks may name paths, and return it."""
+    """Check that `value` is an absolute path, and return it. Networks may name paths below this path."""
     if not string(value).startswith("/"):
         raise ValueError("want absolute paths")
     return str(value)
@@ -48,7 +48,7 @@ WARM = {"idleSeconds": (600, 3600), "workers": (14, 256)}  # (default, maximum)
 
 
 def warm(value: Any) -> tuple[int, int]:
-    """Check the key `warm`. Returns the idle seconds after which a worker process ends, and the maximum of workers."""
+    """Check the key `warm`. Returns the idle seconds after which a worker ends, and the maximum number of workers."""
     block = mapping(value)
     if not block.keys() <= WARM.keys():
         raise ValueError(f"want no other keys than {', '.join(WARM)}")
@@ -146,7 +146,7 @@ class Policy:
         return any(matches(one, name) for one in getattr(self, key) for name in names if name)
 
     def way_out(self) -> str:
-        """The remedy, for an error message, when networks may not take a device."""
+        """The remedy in the error message about a device that networks may not take."""
         return f"list it in `uplinks` of {self.path}"
 
     def permit(self, key: str, what: str, names: Sequence[str]) -> None:
@@ -162,7 +162,7 @@ class Policy:
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether `name` is `pattern`, in which each "*" stands for any characters."""
+    """Whether `name` equals `pattern`, in which each "*" stands for any characters."""
     if pattern in ("*", name):
         return True
     first, *rest = pattern.split("*")
@@ -182,7 +182,7 @@ _current: Policy | None = None
 
 
 def current() -> Policy:
-    """The policy of this node, read once per call. Raises InvalidConfig when the file cannot be used."""
+    """The policy of this node. A call reads its file only once. Raises InvalidConfig when the file cannot be used."""
     global _current
     if _current is None:
         _current = load()
@@ -195,7 +195,7 @@ def unless_listed(names: Sequence[str], reason: str) -> str:
 
 
 def forget() -> None:
-    """Forget the policy that was read, because this process begins another call."""
+    """Forget the policy, so that the next call that this process serves reads it again."""
     global _current
     _current = None
 

@@ -1,7 +1,5 @@
-"""The key `rail` of a network configuration. A rail is a NIC with a subnet. The rails of a group are numbered.
-
-The link plugins use the key for routing, the IPAM plugin for addresses. The module does no I/O.
-"""
+"""The key `rail` of a network configuration. A rail is a NIC with a subnet. The rails of a group are numbered. The link
+plugins use the key for routing, the IPAM plugin for addresses. The module does no I/O."""
 
 from __future__ import annotations
 
@@ -82,7 +80,7 @@ class Rail:
 
 
 def read(config: dict[str, Any], faults: list[Fault]) -> Rail | None:
-    """The checked key `rail` of the network `config`; None when the key is absent or wrong. Faults go to `faults`."""
+    """The checked key `rail` of the network `config`; None when it is absent or wrong. Appends faults to `faults`."""
     document = member(config, "rail")
     if document is None:
         return None
@@ -105,7 +103,7 @@ def read(config: dict[str, Any], faults: list[Fault]) -> Rail | None:
 
 
 def _contradiction(rail: Rail) -> tuple[str, str] | None:
-    """The name of a key that contradicts another, and the wanted value; None when there is none."""
+    """Return (key, wanted value) for a key that contradicts another key; None without a contradiction."""
     if rail.is_same_index and rail.index >= len(rail.ranges):
         wanted = f"has {len(rail.ranges)} members: want the ranges of all rails, and this one is rail {rail.index}"
         return "ranges", wanted
@@ -148,7 +146,7 @@ def completed(config: dict[str, Any], index: Any) -> dict[str, Any]:
 
 
 def each(config: dict[str, Any]) -> list[dict[str, Any]]:
-    """The configurations of the rails (see `completed`): one, for rail.index, or else one for each NIC in rail.nics."""
+    """The result of `completed` for rail.index or, without this key, the results for all NICs in rail.nics."""
     document = member(config, "rail")
     if not isinstance(document, dict):
         return [config]

@@ -2,12 +2,12 @@
 
 On disk, under STATE (mode 0700):
 
-    lock                                         one file with a byte for each lock (OFD byte-range lock): that of an
-                                                 attachment's part, of a device, of a device-info file, of an address
+    lock                                         a file with a byte for each OFD byte-range lock: of a part of an
+                                                 attachment, a device, a device-info file, or an address
     remembered                                   released addresses (ipam.local)
     pending                                      exists when a release is pending because its store is out of reach
-    unended                                      its mtime: the time of the next search for unended attachments, whose
-                                                 DEL failed or never came
+    unended                                      its mtime is the time of the next search for unended attachments,
+                                                 whose DEL failed or never came
     held/                                        the index of records by address (ipam.local)
     attachments/NETWORK:CONTAINERID:IFNAME:PART  a record, JSON; PART is "link", "ipam" or "rdma" (by plugin)
 
@@ -43,11 +43,11 @@ from cni.shared.spec.request import Attachment
 STATE = "/var/lib/cni/railcni"
 FORMAT = 1
 WAIT_SECONDS = 60.0  # longest wait of a DEL for an ADD that still runs; kubelet itself gives up after 240 s
-GROUP = "@"  # begins the member "network" of the record of a group of rails; no name of a CNI network begins so
+GROUP = "@"  # begins the member "network" of a rail group's record, but no name of a CNI network
 LINK = "link"  # the part of an attachment that a link plugin of this suite records
 PENDING, UNENDED = "pending", "unended"  # files beside the records; a record has a member of the same name
 LOOK_SECONDS = 300.0  # from one search for unended attachments to the next
-RETRY_SECONDS = 10.0  # likewise, while an unended attachment is known
+RETRY_SECONDS = 10.0  # the same while an unended attachment is known
 _RECORD_BYTES = 64 << 20  # far above the size of a record with the largest configuration
 _SEAL = b', "checksum": "%s"}'
 _SEAL_BYTES = len(_SEAL) - len("%s") + 32
@@ -72,7 +72,7 @@ class HeldLock:
 
 
 class Records:
-    """The records and locks under one directory. Nothing is opened or made before it is needed.
+    """The records and locks in one directory. Nothing is opened or made before it is needed.
 
     Every method raises IoFailure when the directory or a file in it cannot be used, or other users can write it.
     """
@@ -107,15 +107,15 @@ class Records:
         return self._locked(_offset("info", "", path, ""), WAIT_SECONDS, busy)
 
     def try_locked(self, attachment: Attachment, part: str) -> HeldLock | None:
-        """Take the lock of a `part` of `attachment` if it is free now; otherwise return None."""
+        """Take the lock of a `part` of `attachment` if the lock is free; otherwise return None."""
         return self._try_locked(_offset(part, *attachment.key()))
 
     def try_locked_address(self, pool: str, address: str) -> HeldLock | None:
-        """Take the lock of an `address` in `pool`, which is about to be claimed, if it is free now; else return None."""
+        """Take the lock of an `address` in `pool`, which is about to be claimed, if the lock is free; or None."""
         return self._try_locked(_offset("address", pool, address, ""))
 
     def open_file(self, name: str) -> int:
-        """A descriptor, for the caller to close, of the file `name`. A missing file or directory is made."""
+        """A descriptor of the file `name`, which the caller must close. A missing file or directory is made."""
         self._examine()
         path = f"{self.directory}/{name}"
         try:
@@ -149,10 +149,8 @@ class Records:
         return None
 
     def read(self, attachment: Attachment, part: str) -> dict[str, Any] | None:
-        """The record of a `part` of `attachment`, or None. A damaged record is renamed, with a line in the log.
-
-        Raises IoFailure for a record of a newer format: its content is unknown, but must not be ignored.
-        """
+        """The record of a `part` of `attachment`, or None. A damaged record is renamed, with a line in the log. Raises
+        IoFailure for a record of a newer format, whose content is unknown, but must not be ignored."""
         name = _name(attachment, part)
         document = self._load(name)
         if document and _is_newer(document):
@@ -177,7 +175,7 @@ class Records:
             raise self._refused("write", "attachments", fault) from None
 
     def remove(self, attachment: Attachment, part: str) -> None:
-        """Remove the record, if there is one."""
+        """Remove the record of a `part` of `attachment`, if there is one."""
         self._examine()
         try:
             files.remove(self._folder, _name(attachment, part))
@@ -187,7 +185,7 @@ class Records:
     def remind(self, on: bool, due: bool = False) -> None:
         """Make (`on`) or remove the file that reminds later calls of pending releases. A failure is ignored.
 
-        `due`: the next call retries the releases at once, without the usual pause after an attempt.
+        If `due` is true, the next call retries the releases at once, without the usual pause after an attempt.
         """
         try:
             if on:
@@ -196,7 +194,7 @@ class Records:
             else:
                 os.unlink(f"{self.directory}/{PENDING}")
         except OSError:
-            pass  # GC finds pending releases by the records
+            pass  # GC finds pending releases in the records
 
     def is_reminded(self, seconds: float) -> bool:
         """Whether `remind` set a reminder at least `seconds` ago. A time in the future counts as long ago."""
@@ -211,7 +209,7 @@ class Records:
         try:
             self._stamp(UNENDED, time.time() + seconds)
         except OSError:
-            pass  # there is no directory yet; or GC finds the attachments by the records
+            pass  # there is no directory yet, or GC finds the attachments in the records
 
     def is_look_due(self) -> bool:
         """Whether a search for attachments whose DEL failed or never came is due. The first search is due LOOK_SECONDS
@@ -251,16 +249,16 @@ class Records:
             raise self._refused("remove", f"attachments/{name}", fault) from None
 
     def of_network(self, network: str, part: str, *texts: str) -> list[tuple[Attachment, dict[str, Any]]]:
-        """Each attachment to `network` with its record of `part`; with `texts`, only records that contain one of them."""
+        """Return (attachment, record) for `part` of `network`; with `texts`, only records that contain one of these."""
         every = self._every(network + ":", part, texts=texts)
         return [(a, d) for a, _, d in every if a.network == network]
 
     def of_groups(self, part: str) -> list[tuple[Attachment, dict[str, Any]]]:
-        """Each attachment with the name of a rail group as its network, with its record of `part`."""
+        """Return (attachment, record) for each record of `part` with the name of a rail group as its network."""
         return [(a, d) for a, _, d in self._every(GROUP, part) if a.network.startswith(GROUP)]
 
     def of_container(self, container_id: str, part: str) -> list[tuple[Attachment, dict[str, Any]]] | None:
-        """Each attachment of the container with its record of `part`; None if a record is damaged or of a newer format."""
+        """Return (attachment, record) for `part` of the container; None if a record is damaged or of a newer format."""
         within = f":{container_id}:"
         found = [(a, d) for a, _, d in self._every("", part, within) if a.container_id == container_id]
         if any(a.container_id == container_id for a, _, _ in self.newer(part)):
@@ -269,14 +267,14 @@ class Records:
         return None if damaged else found
 
     def all(self, part: str = "", *texts: str) -> list[tuple[Attachment, str, dict[str, Any]]]:
-        """Each (attachment, part, record): of all parts or only of `part`; with `texts`, only records with one of them."""
+        """Return (attachment, part, record) for all records; if given, only those of `part`, or that contain a text."""
         return self._every("", part, texts=texts)
 
     def refuse_newer(self, *devices: str) -> None:
         """Raise IoFailure when a record of a newer format contains one of `devices`, which are PCI or MAC addresses.
 
         Listings skip such records. Yet if a device is on the host, has a userspace driver, or was in a sandbox that has
-        died, only the record shows that the device is in use. The whole text is searched: a newer format may have
+        died, only the record shows that the device is in use. The whole text is searched, since a newer format may have
         other members, but every format writes addresses in full.
         """
         for name, document in self._newer.items():
@@ -285,10 +283,8 @@ class Records:
                 raise _newer_format(f"{self._folder}/{name}", document)
 
     def newer(self, part: str = "") -> list[tuple[Attachment, str, dict[str, Any]]]:
-        """Each attachment, part and record of a newer format that listings have skipped so far.
-
-        Of such a record only the members that name the attachment have a known meaning.
-        """
+        """Return (attachment, part, record) for each record of a newer format that listings have skipped so far. Only
+        the members that name the attachment have a known meaning."""
         parts = [(name.rpartition(":")[2], document) for name, document in self._newer.items()]
         return [(a, p, d) for p, d in parts if part in ("", p) and (a := _attachment(d))]
 
@@ -385,7 +381,7 @@ class Records:
 
 
 def digest(attachment: Attachment, salt: str, size: int) -> bytes:
-    """A digest of `size` bytes of `attachment` and `salt`."""
+    """A digest, `size` bytes long, of `attachment` and `salt`."""
     return _hash(size, salt, *attachment.key())
 
 
@@ -427,7 +423,7 @@ def _is_part(data: bytes) -> bool:
 
 
 def _outlives_boot(document: dict[str, Any]) -> bool:
-    """Whether the record `document` must survive a power loss, because it names leases or addresses that do.
+    """Whether the record `document` must survive a power loss, because its leases or addresses survive it.
 
     Leases in a store that nodes share survive a power loss of this node, and so do the addresses of a foreign IPAM
     plugin. Links and the leases in a file of this node do not survive.
@@ -442,7 +438,7 @@ def _is_newer(document: dict[str, Any]) -> bool:
 
 
 def _newer_format(path: str, document: dict[str, Any]) -> IoFailure:
-    """The error for a record of a newer format: its content is unknown, and nothing else describes the attachment."""
+    """The error for a record of a newer format, whose content is unknown although only it describes the attachment."""
     return IoFailure(
         f"record {path} has format {document['format']}, and this railcni knows {FORMAT}: a newer railcni has made that"
         " attachment; install that version again, at least until its pod is gone"

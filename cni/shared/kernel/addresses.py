@@ -75,7 +75,7 @@ def add(
     flags: int = 0,
     metric: int = 0,
 ) -> None:
-    """Give the link `index` the address `text`, permanently. Raises EEXIST when the link has the address.
+    """Give the link `index` the address `text`, permanently. Raises KernelError EEXIST when the link has it.
 
     `broadcast` sets the broadcast address of the prefix, for IPv4 with a prefix shorter than 31 bits. `nodad` makes an
     IPv6 address usable at once; otherwise the kernel first looks for a duplicate (see Address.tentative). The other
@@ -97,7 +97,7 @@ def add(
 
 
 def remove(rtnl: netlink.Socket, index: int, text: str) -> None:
-    """Remove the address `text` from the link `index`. Raises EADDRNOTAVAIL when the link does not have the address."""
+    """Remove the address `text` from the link `index`. Raises KernelError EADDRNOTAVAIL when the link lacks it."""
     family, local, length = _parse(text)
     rtnl.request(_DELADDR, IFADDR.pack(family, length, 0, 0, index) + netlink.attribute(_LOCAL, local))
 
@@ -110,12 +110,12 @@ def clear(rtnl: netlink.Socket, index: int) -> None:
         try:
             remove(rtnl, index, address.text)
         except netlink.KernelError as fault:
-            if fault.errno != EADDRNOTAVAIL:  # the kernel removes secondary addresses with the primary one of a subnet
+            if fault.errno != EADDRNOTAVAIL:  # the kernel removes secondary addresses with the subnet's primary address
                 raise
 
 
 def _parse(text: str) -> tuple[int, bytes, int]:
-    """The family, bytes and prefix length of `text`, "address/length". Raises ValueError for any other text."""
+    """Return (family, bytes, prefix length) of `text`, "address/length". Raises ValueError for any other text."""
     address, _, length = text.partition("/")
     try:
         return *netlink.address_of(address), int(length)

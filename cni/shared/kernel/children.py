@@ -27,8 +27,8 @@ _BEGINNINGS = (
 
 
 def environment(variables: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-    """The environment for a child program: only those `variables` that child programs need, since a runtime's other
-    variables may be secret. Without CNI_COMMAND all `variables` are returned, since the caller is no runtime."""
+    """The environment for a child program: only the `variables` that it may need, since a runtime's other variables may
+    be secret. Without CNI_COMMAND, all `variables` are returned, since the caller is no runtime."""
     if b"CNI_COMMAND" not in variables:
         return dict(variables)
     return {k: v for k, v in variables.items() if k.upper() in _NAMES or k.startswith(_BEGINNINGS)}

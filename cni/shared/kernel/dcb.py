@@ -1,4 +1,4 @@
-"""Read the Data Center Bridging (DCB) settings of a link, priority flow control and trust, if its driver shows them.
+"""Read the Data Center Bridging (DCB) settings of a link: its priority flow control and its trust mode.
 
 Numbers are those of include/uapi/linux/dcbnl.h. The request needs no privilege (net/dcb/dcbnl.c). It fails with
 EOPNOTSUPP if the driver has no DCB operations or the kernel no CONFIG_DCB.
@@ -19,8 +19,8 @@ _SELECTOR_DSCP = 5
 
 
 class Dcb:
-    """DCB settings. `pfc` has the lossless priorities, 0 to 7; None if the driver does not show them. `dscp` maps DSCPs
-    to their priorities. In trust mode DSCP, mlx5 has an entry for each of the 64 DSCPs (en_dcbnl.c)."""
+    """DCB settings. `pfc` has the lossless priorities (0 to 7), or is None if the driver does not show them. `dscp`
+    maps DSCPs to their priorities. In trust mode DSCP, mlx5 has an entry for each of the 64 DSCPs (en_dcbnl.c)."""
 
     def __init__(self, pfc: tuple[int, ...] | None, dscp: dict[int, int]) -> None:
         self.pfc = pfc
@@ -28,7 +28,7 @@ class Dcb:
 
 
 def read(socket: Socket, name: str) -> Dcb | None:
-    """The settings of the link `name`; None when its driver shows none. `socket` is an rtnetlink socket."""
+    """The settings of the link `name`; None when its driver shows no settings. `socket` is an rtnetlink socket."""
     try:
         replies = socket.request(_GETDCB, _HEADER + string(_IFNAME, name))
     except KernelError:

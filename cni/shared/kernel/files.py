@@ -1,15 +1,15 @@
 """Read and write small files safely, access kernel parameters, and check paths from untrusted configurations.
 
 A file is written under a temporary name in its own directory and then renamed, so a reader sees the old content or the
-new content, never a part. The temporary name is derived from the name of the file: the next writer replaces the
-temporary file of a killed writer, and the removal of the file removes both. Two processes must not write one name at
-the same time. A power loss may undo a write that is not durable, or leave a part (docs/durability.md). The functions do
-not catch OSError: the caller knows the purpose of the file and words the error.
+new content, never a part. The temporary name is derived from the name of the file. So the next writer replaces the
+temporary file of a killed writer, and `remove` removes both files. Two processes must not write the same file at the
+same time. A power loss may undo a write that is not durable, or leave a part (docs/durability.md). The functions do not
+catch OSError, since the caller knows the purpose of the file and words the error.
 
 `resolve` follows a path, the caller checks the result, and `open_resolved` opens this result. `open_resolved` follows
 no symbolic link, so it refuses a link that somebody made after the check.
 
-NotPrivate is raised for a file that other users can write: users that are neither root nor the user of this process.
+"Other users" are all users except root and the user of this process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class NotPrivate(PermissionError):
 def write_whole(directory: str, name: str, data: bytes, durable: bool = False, mode: int = 0o600) -> None:
     """Write `data` to a new file with `mode`, which replaces any former file `name` in `directory`.
 
-    `durable`: on return, content and name are on the disk. POSIX promises this only after an fsync of each.
+    If `durable` is true, content and name are on the disk on return. POSIX promises this only after an fsync of each.
     """
     temporary = f"{directory}/{temporary_of(name)}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -58,7 +58,7 @@ def write_whole(directory: str, name: str, data: bytes, durable: bool = False, m
 
 
 def write_whole_below(directory: str, name: str, data: bytes, durable: bool = False) -> None:
-    """Make `directory` (mode 0700) if it is missing, and write a file there as `write_whole` does."""
+    """Make `directory` (mode 0700) if it is missing, and call `write_whole`."""
     try:
         write_whole(directory, name, data, durable)
     except FileNotFoundError:
@@ -93,7 +93,7 @@ def read_sysctl(name: str) -> str:
 
 
 def write_sysctl(name: str, value: str) -> None:
-    """Set the kernel parameter `name`, written as for `read_sysctl`, to `value`."""
+    """Set the kernel parameter `name` to `value`. The form of `name` is that of `read_sysctl`."""
     write(_SYSCTLS + name, value)
 
 
@@ -123,8 +123,8 @@ def names_in(directory: str) -> list[str]:
 
 
 def mark(path: str, links: bool = False) -> tuple[int, ...]:
-    """Device, inode, size and modification time of the file at `path`, which show whether the file has changed; () when
-    there is no file. `links`: follow a symbolic link."""
+    """Return (device, inode, size, modification time) of the file at `path`, which differ after a change of the file;
+    () without a file. If `links` is true, a symbolic link is followed."""
     try:
         status = os.stat(path, follow_symlinks=links)
     except OSError:
@@ -133,7 +133,7 @@ def mark(path: str, links: bool = False) -> tuple[int, ...]:
 
 
 def read_regular(path: str, most: int, flags: int = 0, private: bool = False) -> bytes:
-    """The content of the file at `path`, which may be hostile: a FIFO or device does not block. `flags` adds O_* flags.
+    """The content of the file at `path`. A FIFO or device there does not block. `flags` adds O_* flags.
 
     Raises ValueError when the file is not regular or has more than `most` bytes. With `private`, raises NotPrivate when
     other users can write the file.
@@ -157,7 +157,7 @@ def read_regular(path: str, most: int, flags: int = 0, private: bool = False) ->
 
 
 def check_private(status: os.stat_result) -> None:
-    """Raise NotPrivate if users other than root and our own can write the file or directory that has this `status`."""
+    """Raise NotPrivate if other users can write the file or directory that has this `status`."""
     mode = status.st_mode
     if (not status.st_uid or status.st_uid == os.geteuid()) and not mode & _OTHERS_WRITE:
         return
@@ -177,10 +177,8 @@ def check_private_file(status: os.stat_result) -> None:
 
 
 def check_private_directory(path: str, links: bool = False) -> None:
-    """Raise NotPrivate when `path` is no directory, or other users can write it.
-
-    With `links`, a symbolic link is followed. Raises FileNotFoundError when nothing is at `path`.
-    """
+    """Raise NotPrivate when `path` is no directory, or other users can write it. With `links`, a symbolic link is
+    followed. Raises FileNotFoundError when `path` does not exist."""
     status = os.stat(path, follow_symlinks=links)
     if not stat.S_ISDIR(status.st_mode):
         raise NotPrivate(1, "it is no directory; see who put it there, and remove it")
@@ -202,11 +200,11 @@ def _unlink(path: str) -> bool:
 
 
 def make_private_directory(path: str, has_parent: bool = False) -> None:
-    """Make the directory `path` and, unless `has_parent`, its missing parents: with mode 0700, and durably."""
+    """Make the directory `path` durably, with mode 0700, and also its missing parents unless `has_parent` is true."""
     parent = path.rstrip("/").rpartition("/")[0]
     try:
         os.mkdir(path, 0o700)
-        sync_directory(parent or "/")  # else a power loss may remove the directory with all files that are synced in it
+        sync_directory(parent or "/")  # otherwise a power loss may remove the directory with all its synced files
     except FileExistsError:
         if not stat.S_ISDIR(os.stat(path).st_mode):
             raise NotADirectoryError(20, "Not a directory", path) from None
@@ -218,7 +216,7 @@ def make_private_directory(path: str, has_parent: bool = False) -> None:
 
 
 def take_directory(path: str) -> None:
-    """Make the directory `path` as make_private_directory does, and ensure that no other user can write it.
+    """Make the directory `path` (see `make_private_directory`), and ensure that no other user can write it.
 
     If others can write the directory, it gets mode 0700: a tmpfs has mode 1777 by default. Raises NotPrivate for a
     symbolic link or a directory of another user.
@@ -240,10 +238,8 @@ def take_directory(path: str) -> None:
 
 
 def open_private(directory: str, name: str) -> int:
-    """A descriptor, for reading and writing, of the file `name` in `directory`, which `take_directory` has checked.
-
-    A file `name` that other users could write, or a symbolic link, is first removed.
-    """
+    """A descriptor, for reading and writing, of the file `name` in `directory`, which `take_directory` has checked. If
+    `name` is a symbolic link, or a file that other users could write, it is first removed."""
     path = f"{directory}/{name}"
     try:
         return open_checked(path)
@@ -255,10 +251,8 @@ def open_private(directory: str, name: str) -> int:
 
 
 def open_checked(path: str) -> int:
-    """A descriptor, for reading and writing, of the file at `path`. A missing file is made with mode 0600.
-
-    Raises NotPrivate when other users can write the file.
-    """
+    """A descriptor, for reading and writing, of the file at `path`. A missing file is made with mode 0600. Raises
+    NotPrivate when other users can write the file."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     fd = os.open(path, flags, 0o600)
     try:
@@ -284,8 +278,8 @@ def sync_directory(path: str) -> None:
 def resolve(path: str, root: str = "", strict: bool = True) -> str:
     """The absolute `path` in the file system below `root`, without `.`, `..` and symbolic links.
 
-    Parts that do not exist are kept as written. Raises OSError ELOOP for more than MOST_LINKS links, and, if `strict`,
-    OSError when a part cannot be read.
+    Missing parts are kept as written. Raises OSError ELOOP for more than MOST_LINKS links and, if `strict` is true,
+    another OSError when a part cannot be read.
     """
     pending = path.split("/")[::-1]
     resolved = ""

@@ -29,9 +29,9 @@ CARRIER_SECONDS = 0.2  # as in sriov-cni
 def configure(inside: Rtnl, link: Link, wanted: Result, dad: bool, set_up: Callable[[], None]) -> tuple[str, int]:
     """Give `link` the addresses and routes of `wanted`, and set it up. Returns the link's new MAC and MTU.
 
-    The thread must be in the namespace of `inside`. `set_up` is called to set the link up, unless it is up already, as
-    after a call of an IPAM plugin other than ours. `dad`: wait for the duplicate address detection of the IPv6
-    addresses. Raises KernelRefused or InvalidConfig when a step fails.
+    The thread must be in the namespace of `inside`. `set_up` is called to set the link up, unless the link is up
+    already because a foreign IPAM plugin needed it. If `dad` is true, wait for the duplicate address detection of the
+    IPv6 addresses. Raises KernelRefused or InvalidConfig when a step fails.
     """
     has_ipv6 = any(a.family == 6 for a in wanted.ips)
     if wanted.ips:
@@ -65,7 +65,7 @@ def configure(inside: Rtnl, link: Link, wanted: Result, dad: bool, set_up: Calla
 
 
 def _await_carrier(inside: Rtnl, link: Link) -> None:
-    """Wait for the carrier of hardware that was just set up, at most CARRIER_SECONDS: there may be no cable."""
+    """Wait for the carrier of hardware that was just set up, but only CARRIER_SECONDS, since it may have no cable."""
     end = time.monotonic() + CARRIER_SECONDS
     while time.monotonic() < end:
         now = inside.link(index=link.index)
@@ -79,7 +79,7 @@ def _announce_again(inside: Rtnl, link: Link) -> None:
     try:
         inside.change_link(link.index, mac=link.mac)
     except KernelError:
-        pass  # igb may refuse even the present MAC of a VF with an administrative MAC: neighbours then must ask
+        pass  # igb may refuse even the present MAC of a VF with an administrative MAC; then neighbours must ask
 
 
 def _announce(name: str, has_ipv6: bool) -> None:
@@ -99,7 +99,7 @@ def _announce(name: str, has_ipv6: bool) -> None:
 
 
 def _try(name: str) -> None:
-    """Switch on the sysctl `name`. Ignore a failure, since the attachment works without it."""
+    """Switch on the sysctl `name`. A failure is ignored, since the attachment works without the sysctl."""
     try:
         files.write_sysctl(name, "1")
     except OSError:
@@ -154,7 +154,7 @@ def add_route(inside: Rtnl, link: Link, route: WantedRoute, gw: str, source: str
 
 
 def _refuse_numbers(route: WantedRoute, gw: str) -> None:
-    """Raise InvalidConfig for a number that no route can have, or a scope that no route through `gw` can have."""
+    """Raise InvalidConfig for a number in `route` that no route can have, or a scope that no route by `gw` can have."""
     for key in NUMBERS_OF_ROUTE:
         value, most = getattr(route, key), MOST_SCOPE if key == "scope" else 0xFFFFFFFF
         if value is not None and not 0 <= value <= most:
@@ -167,7 +167,7 @@ def _refuse_numbers(route: WantedRoute, gw: str) -> None:
 
 
 def next_hop(route: WantedRoute, ips: list[IPConfig]) -> str:
-    """The gateway of `route`, or else the first gateway of its family in `ips`; "" for none, or for 0.0.0.0."""
+    """The gateway of `route`, or else the first gateway of its family in `ips`; "" if there is none, or for 0.0.0.0."""
     gw = canonical(route.gw) or gateway(route.family, ips)
     return "" if gw == "0.0.0.0" else gw
 
@@ -178,7 +178,7 @@ def gateway(family: int, ips: list[IPConfig]) -> str:
 
 
 def canonical(text: str) -> str:
-    """`text`, an address or "address/length", in the kernel's form; any other text unchanged."""
+    """Return `text`, an address or "address/length", in the kernel's form. Other texts are returned unchanged."""
     address, slash, length = text.partition("/")
     try:
         return inet_ntop(*address_of(address)) + slash + length
@@ -187,7 +187,7 @@ def canonical(text: str) -> str:
 
 
 def subnet(text: str) -> str:
-    """The network of `text`, "address/length", as "network/length" in the kernel's form."""
+    """Convert `text`, "address/length", to "network/length" in the kernel's form."""
     address, _, length = text.partition("/")
     family, octets = address_of(address)
     host = 8 * len(octets) - int(length)

@@ -35,7 +35,7 @@ IPV6 = (
     "ioam6_id_wide", "ndisc_evict_nocarrier", "accept_untracked_na", "accept_ra_min_lft", "force_forwarding",
 )  # fmt: skip
 # "" stands for mc_forwarding, which nobody can write, and stable_secret, which is not in the array.
-_SECONDS = frozenset(  # the file has seconds, the array milliseconds
+_SECONDS = frozenset(  # in seconds in the file, in milliseconds in the array
     (
         "router_solicitation_interval", "router_solicitation_delay", "router_probe_interval",
         "router_solicitation_max_interval",
@@ -61,10 +61,10 @@ def values(names: tuple[str, ...], array: bytes) -> dict[str, str]:
 def due(
     link: str, wanted: dict[str, tuple[bytes, bytes]], more: dict[str, str]
 ) -> Iterator[tuple[str, Callable[[str, str], None], str, str]]:
-    """Yield each write that the sysctls of `link` still need: its description, the function to call, the path, the value.
+    """Yield (description, function, path, value) for each write that gives a sysctl of `link` its wanted value.
 
     The files are those of the thread's namespace. `wanted` maps "ipv4" and "ipv6" to (wanted array, present array).
-    `more` has the parameters that are in no array: it maps paths, in which {} stands for the link, to wanted values.
+    `more` has the parameters that are in no array. It maps paths, in which {} stands for the link, to wanted values.
     """
     for path, value in more.items():
         path = path.format(link)
@@ -80,7 +80,7 @@ def _holds(path: str, value: str) -> bool:
     try:
         return files.read_sysctl(path) == value
     except OSError:
-        return False  # a secret that is not set cannot be read
+        return False  # an unset secret cannot be read
 
 
 def _different(names: tuple[str, ...], wanted: bytes, now: bytes) -> Iterator[tuple[str, str]]:

@@ -1,6 +1,6 @@
 """Read, make, change, move and remove the links of one network namespace.
 
-An `Rtnl` stays bound to the namespace in which the thread makes it. For a pod's namespace, make it inside
+An `Rtnl` stays bound to the namespace in which the thread makes it. For a pod's namespace, make an `Rtnl` inside
 `Namespace.entered()`, and use it anywhere. Numbers are those of include/uapi/linux/if_link.h and rtnetlink.h.
 """
 
@@ -62,11 +62,11 @@ class Link:
     """A network device as the kernel describes it.
 
     `kind` is the driver of a software link ("macvlan", "veth", "bridge"), "" for hardware. MACs are
-    "aa:bb:cc:dd:ee:ff", or "" for none. `mtu`, `min_mtu` and `max_mtu` are bytes (0: no bound). `up` is the state that an
-    administrator has set, `carrier` the state of the wire (False while the link is not up).
-    `master_index` is the index of the link's bridge or bond. `lower_index` is the index of the link below, or of a
-    veth's peer, in the namespace with the id `lower_netnsid` (None: the same namespace). An index of 0 means none.
-    `lowers` are the indexes of all links below; the kernel deletes this link with any of them. A veth has no `lowers`.
+    "aa:bb:cc:dd:ee:ff", or "" for none. `mtu`, `min_mtu` and `max_mtu` are bytes (0: no bound). `up` is the state that
+    an administrator has set, `carrier` the state of the wire (False while the link is not up). `master_index` is the
+    index of the link's bridge or bond. `lower_index` is the index of the link below, or of a veth's peer, in the
+    namespace with the id `lower_netnsid` (None: the same namespace). An index of 0 means none. `lowers` are the indexes
+    of all links below this link; if one is deleted, the kernel deletes this link too. A veth has no `lowers`.
     `macvlan_mode` and `bcqueuelen` apply to a macvlan. `parent_bus` and `parent_device` name the hardware as in
     /sys/bus ("pci", "0000:3b:00.0"; "virtio", "virtio0"). `body` is the body of the netlink message.
     """
@@ -142,8 +142,8 @@ class Rtnl(netlink.Socket):
 
         `mode` is a key of MACVLAN_MODES; the kernel chooses values for arguments that are 0, "" or -1. Errors
         (drivers/net/macvlan.c): EBUSY when the lower link has another master; EINVAL for passthru beside another
-        macvlan, and when the lower link is not Ethernet; EEXIST when a link of `netns_fd` has the name, before
-        kernel 6.14 also when a link of this namespace has it. A MAC in use is refused only at link-up: EADDRINUSE.
+        macvlan, and when the lower link is not Ethernet; EEXIST when a link of `netns_fd` has the name or, before
+        kernel 6.14, a link of this namespace. For a MAC in use, only setting the link up fails (EADDRINUSE).
         """
         data = netlink.numbers({_MACVLAN_MODE: MACVLAN_MODES[mode], _MACVLAN_BC_QUEUE_LEN: bcqueuelen or None})
         info = netlink.string(_INFO_KIND, "macvlan") + netlink.attribute(_INFO_DATA | netlink.NESTED, data)
@@ -170,9 +170,9 @@ class Rtnl(netlink.Socket):
 
         The kernel works in this order (do_setlink, net/core/rtnetlink.c): move to `netns_fd`, MAC, MTU, name, alias,
         up. The kernel stops at the first failure and keeps the earlier changes. So if `name` is taken in the other
-        namespace, the link has moved, under its old name. A move sets the link down and loses its addresses and routes.
-        `new_index` is the index after the move (EBUSY when it is taken); for 0, and before kernel 5.13, the kernel
-        chooses an index. Kernels before 6.2 rename only a link that is down (EBUSY).
+        namespace, the link has moved and kept its old name. A move sets the link down and drops its addresses and
+        routes. `new_index` is the index after the move (EBUSY when it is taken). For 0, and before kernel 5.13, the
+        kernel chooses an index. Kernels before 6.2 rename only a link that is down (EBUSY).
         """
         flags = mask = 0
         if up is not None:
@@ -193,8 +193,8 @@ class Rtnl(netlink.Socket):
 
         A link is gone when it is down, without addresses, off its master and out of the namespace. The kernel then
         sends RTM_DELLINK, about 1 ms after the request (unregister_netdevice_many_notify, net/core/dev.c). After that
-        the kernel waits 10 to 20 ms for all processors (rcu_barrier in netdev_run_todo), to free the link's memory.
-        This process does not wait so long. Kernels before 6.2 send RTM_DELLINK only after that wait.
+        the kernel waits 10 to 20 ms for all processors (rcu_barrier in netdev_run_todo) to free the link's memory. This
+        process does not wait for that. Kernels before 6.2 send RTM_DELLINK only after that wait.
         """
         try:
             self.request_and_leave(_DELLINK, ifinfo(index))
@@ -205,7 +205,7 @@ class Rtnl(netlink.Socket):
         return True
 
     def received(self, index: int) -> list[bytes]:
-        """The MACs, except its own, for which the link `index` receives frames; [] if the kernel does not list them.
+        """The MACs, except the link's own, for which the link `index` receives frames; [] if the kernel shows none.
 
         A link above this one, such as a macvlan in any namespace, adds its MAC while it is up (macvlan_open,
         drivers/net/macvlan.c). The kernel shows these MACs as forwarding entries (ndo_dflt_fdb_dump,
@@ -233,10 +233,8 @@ class Rtnl(netlink.Socket):
         self.request(_DELLINKPROP, ifinfo(index) + _altname(name))
 
     def ids_of_others(self, but: Rtnl | None = None) -> list[int]:
-        """The ids of other namespaces in this namespace (`ip netns list-id`), without that of `but`; [] on a refusal.
-
-        When a namespace ends, another may get its id. If this namespace has an id for itself, that id is left out.
-        """
+        """The ids of other namespaces in this one (`ip netns list-id`), except the id of `but`; [] on a refusal. When a
+        namespace ends, another may get its id. If this namespace has an id for itself, that id is left out."""
         try:
             bodies = self.dump(_GETNSID, b"\0\0\0\0")
             known = [self.id_of(each) for each in (self, but) if each]

@@ -1,14 +1,14 @@
 """Locks between processes, with a limit on the wait: the kernel queues the waiters, so none of them polls.
 
-There are two kinds of locks. The kernel releases both when the last descriptor of the open file closes, hence also when
+There are two kinds of locks. The kernel releases both when the last descriptor of the open file is closed, so also when
 the process is killed:
 
 - a lock of a byte (open file description lock, fcntl(2)): an open file can hold a lock for each offset;
 - a lock of a whole file (flock(2)).
 
 SIGALRM ends the wait. Then the caller's handler, timer and signal mask are restored. Waiting works only in the main
-thread: elsewhere Python refuses to set a handler, with ValueError. Waiting works even if SIGALRM is blocked or ignored; a
-process inherits both through exec (signal(7)).
+thread: elsewhere Python refuses to set a handler, with ValueError. Waiting works even if SIGALRM is blocked or ignored;
+a process inherits both through exec (signal(7)).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from time import monotonic
 
 _SEEK_SET = 0
 _ALARM = (signal.SIGALRM,)
-_RING_AGAIN = 0.05  # seconds to a repeated SIGALRM, since a signal just before the wait begins does not end the wait
+_RING_AGAIN = 0.05  # seconds; SIGALRM is repeated, since a signal just before the wait begins does not end the wait
 
 
 def lock_byte(fd: int, offset: int, seconds: float) -> None:
@@ -82,8 +82,8 @@ def _wait(lock: Callable[[], object], unlock: Callable[[], None], seconds: float
 
     def ring(number: int, frame: object) -> None:
         nonlocal rung
-        # Raise only once: a second SIGALRM must not break off the clean-up below. And not early: a pending SIGALRM,
-        # which the caller had blocked, comes as soon as the signal is unblocked.
+        # Raise only once, since a second SIGALRM must not interrupt the clean-up below. Do not raise early: a pending
+        # SIGALRM, which the caller had blocked, comes as soon as the signal is unblocked.
         if not rung and monotonic() - began >= seconds:
             rung = True
             raise TimeoutError

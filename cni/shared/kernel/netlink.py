@@ -26,7 +26,7 @@ _DUMP_INTERRUPTED = 0x10
 _ACK_HAS_ATTRIBUTES = 0x200
 _ERROR, _DONE = 2, 3  # message types; from 16 on they belong to the family
 
-NESTED = 0x8000  # of an attribute's type: its payload is attributes
+NESTED = 0x8000  # a flag of an attribute's type: the payload consists of attributes
 _TYPE_MASK = 0x3FFF  # without NLA_F_NESTED and NLA_F_NET_BYTEORDER
 
 _HEADER = Struct("=IHHII")
@@ -43,7 +43,7 @@ _EXT_ACK, _GET_STRICT_CHK = 11, 12  # setsockopt(2) of netlink(7)
 _EXT_ACK_MESSAGE = 1  # NLMSGERR_ATTR_MSG
 _RECEIVE = 1 << 16  # bytes; the kernel fills at most 32 KiB of a dump at a time
 _UNSENT_SECONDS = 1  # between two checks whether the thread has failed to send
-_ATTEMPTS = 16  # at a list that changes while it is read
+_ATTEMPTS = 16  # at reading a list that changes meanwhile
 
 
 class KernelError(OSError):
@@ -116,7 +116,7 @@ def unpack_attributes(data: bytes, start: int = 0) -> dict[int, bytes]:
 
 
 def unpack_list(data: bytes) -> list[tuple[int, bytes]]:
-    """The type without flags and the payload of each attribute in `data`, in order. Raises ValueError if truncated."""
+    """Return (type without flags, payload) of each attribute in `data`, in order. Raises ValueError if truncated."""
     found: list[tuple[int, bytes]] = []
     while data:
         end = max((number_of(data[:2]) + 3) & ~3, _ATTRIBUTE.size)
@@ -188,7 +188,7 @@ class Socket:
         self._socket.close()
 
     def namespace(self) -> int:
-        """A descriptor, for the caller to close, of the socket's network namespace. Raises OSError on failure."""
+        """A descriptor of the socket's network namespace, which the caller must close. Raises OSError on failure."""
         return ioctl(self._socket.fileno(), _GET_NAMESPACE)
 
     def request(self, kind: int, body: bytes, flags: int = 0) -> list[bytes]:
@@ -203,7 +203,7 @@ class Socket:
         """Send a request and return when the kernel confirms it, even if sendto(2) returns later.
 
         The kernel confirms an echoed request (NLM_F_ECHO) before it frees memory. A thread waits in sendto(2), so that
-        the caller can go on. The process ends only after this thread. Raises KernelError when the kernel refuses.
+        the caller can continue. The process ends only after this thread. Raises KernelError when the kernel refuses.
         """
         from threading import Thread  # only a DEL needs a thread
 
@@ -252,7 +252,7 @@ class Socket:
         return self._exchange(kind, DUMP, body)
 
     def dump_if_known(self, kind: int, body: bytes, *unknown: int) -> list[bytes]:
-        """The bodies as from `dump`; [] when the kernel refuses with an errno in `unknown`: it lacks such objects."""
+        """Like `dump`, but [] when the kernel refuses with an errno in `unknown`, since it lacks such objects."""
         try:
             return self.dump(kind, body)
         except KernelError as fault:
@@ -276,7 +276,7 @@ class Socket:
             for message in unpack_messages(data):
                 kind, its_flags, sequence, reply = message
                 if sequence != self._sequence:
-                    continue  # the rest of an exchange that failed half-way
+                    continue  # the rest of an earlier exchange that failed
                 interrupted = interrupted or bool(its_flags & _DUMP_INTERRUPTED)
                 if kind not in (_ERROR, _DONE):
                     replies.append(reply)

@@ -1,7 +1,7 @@
 """Open network namespaces by path, compare them, enter and leave them.
 
-A path may lead to any file. No file is read, and no FIFO or device is opened. A file is a network namespace if the
-kernel says so (NS_GET_NSTYPE, ioctl_ns(2)), wherever it is.
+A path may lead to any file. No file is read, and no FIFO or device is opened. The kernel tells whether a file is a
+network namespace (NS_GET_NSTYPE, ioctl_ns(2)); its path does not matter.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def at(path: str) -> Namespace | None:
 
 
 def exists(path: str) -> bool:
-    """Whether there is a network namespace at `path`. Raises OSError as `at` does."""
+    """Whether there is a network namespace at `path`. Raises OSError when the path cannot be examined."""
     found = at(path)
     if found:
         found.close()
@@ -131,8 +131,8 @@ def may_be_at(path: str) -> bool:
 
 
 def _open(path: str) -> Namespace:
-    """Open the namespace at `path`. Raises ValueError with the kind of file for any other file, OSError as open(2)."""
-    handle = os.open(path, os.O_PATH | os.O_CLOEXEC)  # does not open the file: no FIFO waits, no device wakes
+    """Open the namespace at `path`. Raises ValueError, with the kind of the file, for any other file, and OSError."""
+    handle = os.open(path, os.O_PATH | os.O_CLOEXEC)  # does not open the file itself, which may be a FIFO or a device
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise ValueError("a directory, device, FIFO or socket")
@@ -151,7 +151,7 @@ def _open(path: str) -> Namespace:
 
 
 def _setns(fd: int) -> None:
-    """Move the calling thread into the network namespace `fd` by setns(2). Raises OSError as setns(2)."""
+    """Move the calling thread into the network namespace `fd` by setns(2). Raises OSError when setns(2) fails."""
     if not _known:
         _known.append(getattr(os, "setns", None) or _c_setns())  # os.setns exists from Python 3.12 on
     _known[0](fd, _CLONE_NEWNET)

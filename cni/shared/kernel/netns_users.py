@@ -18,14 +18,14 @@ from cni.shared.kernel import netns
 from cni.shared.kernel.files import names_in, target_of
 from cni.shared.kernel.netns import Namespace
 
-_DETACHED = "/"  # the target in /proc/PID/fd when the path that opened the descriptor is no longer mounted
+_DETACHED = "/"  # the target in /proc/PID/fd of a descriptor whose path is no longer mounted
 _FIRST_PIDS = f"pid:[{0xEFFFFFFC}]"  # PROC_PID_INIT_INO (include/linux/proc_ns.h)
-_FIRST_INODE = 0xF0000000  # of namespaces: PROC_DYNAMIC_FIRST (fs/proc/generic.c)
+_FIRST_INODE = 0xF0000000  # the least inode of a namespace: PROC_DYNAMIC_FIRST (fs/proc/generic.c)
 _searched: list[set[tuple[int, int]]] = []  # in a SearchedOnce: (device, inode) of each namespace that was found
 
 
 def _paths_of(inode: int | None) -> Iterator[str]:
-    """Yield paths that may lead to the network namespace `inode` (None: to any). Paths that are slow to find come last."""
+    """Yield paths that may lead to the network namespace `inode` (None: to any namespace), slow searches last."""
     wanted = "net:[" if inode is None else f"net:[{inode}]"
     yield from (path for name, path in _mounts("self") if name.startswith(wanted))
     processes = _processes()
@@ -44,8 +44,8 @@ def _paths_of(inode: int | None) -> Iterator[str]:
 
 
 def found_again(device: int, inode: int) -> Namespace | None:
-    """The network namespace with this `device` and `inode`, opened; None if this process finds no process,
-    mount or descriptor that uses the namespace."""
+    """Open the network namespace with this `device` and `inode`. Returns None if this process finds no process, mount
+    or descriptor that uses the namespace."""
     if _searched and (device, inode) not in _searched[0]:
         return None
     for namespace in _opened(inode, lambda identity: identity == (device, inode)):
@@ -57,7 +57,7 @@ def found_again(device: int, inode: int) -> Namespace | None:
 
 class SearchedOnce:
     """A `with` block that first finds all namespaces in use. Inside the block, `found_again` returns None at once for
-    a namespace that was not in use then, since a namespace that has lost its last user never gets another one."""
+    any other namespace, since a namespace that has lost its last user never gets another user."""
 
     def __enter__(self) -> SearchedOnce:
         _searched.append({(namespace.device, namespace.inode) for namespace in all_kept()})
@@ -68,7 +68,7 @@ class SearchedOnce:
 
 
 def all_kept() -> Iterator[Namespace]:
-    """Yield each network namespace in use, except our own. Each is open until the next is requested."""
+    """Yield each network namespace in use, except our own. A namespace is open until the next one is requested."""
     with netns.own() as ours:
         seen = {(ours.device, ours.inode)}
     for namespace in _opened(None, lambda identity: identity not in seen):
@@ -78,13 +78,13 @@ def all_kept() -> Iterator[Namespace]:
 
 
 def _opened(inode: int | None, is_wanted: Callable[[tuple[int, int]], bool]) -> Iterator[Namespace]:
-    """Yield, opened, each namespace of `_paths_of(inode)` for which `is_wanted((device, inode))` is true."""
+    """Open and yield each namespace of `_paths_of(inode)` for which `is_wanted((device, inode))` is true."""
     for path in _paths_of(inode):
         try:
             status = os.stat(path)
             namespace = netns.at(path) if is_wanted((status.st_dev, status.st_ino)) else None
         except OSError:
-            continue  # the path is gone meanwhile, or is of a process that this process may not examine
+            continue  # the path is gone, or belongs to a process that this process may not examine
         if namespace:
             yield namespace
 
@@ -92,24 +92,22 @@ def _opened(inode: int | None, is_wanted: Callable[[tuple[int, int]], bool]) -> 
 def sees_node() -> bool:
     """Whether this process sees the processes of the node.
 
-    Processes of the host and of containers with hostPID are in the first PID namespace of the boot, and see all. If the
-    node is itself a container, as in kind, its processes are in another PID namespace, but also see those in the PID
-    namespaces of its pods. In any other container all visible processes are in one PID namespace: the result is False.
+    Processes of the host and of containers with hostPID are in the first PID namespace of the boot, and see all
+    processes. If the node is itself a container, as in kind, its processes are in another PID namespace, and also see
+    processes in the PID namespaces of pods. In any other container all visible processes are in one PID namespace.
     """
     own = target_of("/proc/self/ns/pid")
     return in_first_pids() or any(target_of(f"/proc/{one}/ns/pid") not in ("", own) for one in _processes())
 
 
 def names(path: str) -> set[str]:
-    """`path` with and without "/var" in front: /var/run links to /run, and a container may have only one of the two."""
+    """Return `path` with and without "/var" in front. /var/run links to /run, but a container may have only one."""
     return {path, path.removeprefix("/var")} - {""}
 
 
 def has_lost_path(path: str, below: Callable[[str], str] = str) -> bool:
-    """Whether nothing is at `path`, although its directory exists. False when the path cannot be examined.
-
-    `below` maps a path of the host to the path in this container.
-    """
+    """Whether `path` does not exist, although its directory exists; False when the path cannot be examined. `below`
+    maps a path of the host to the path in this container."""
     places = [below(name) for name in names(path)]
     return any(map(_is_lost, places)) and not any(map(os.path.lexists, places))
 
@@ -130,7 +128,7 @@ def in_first_pids() -> bool:
 
 
 def mounted() -> dict[int, set[str]]:
-    """For each network namespace, by its inode: the file names of its mount points in all mount namespaces."""
+    """Map the inode of each network namespace to the file names of its mount points in all mount namespaces."""
     found: dict[int, set[str]] = {}
     for process in ("self", *_of_other_mounts(_processes())):
         for name, path in _mounts(process):
@@ -165,10 +163,8 @@ def _mounts(process: str) -> Iterator[tuple[str, str]]:
 
 
 def _may_be(inode: int | None, info: str) -> bool:
-    """Whether a descriptor may refer to the namespace `inode` (None: to any), by the inode in its fdinfo file `info`.
-
-    Kernels before 5.14 show no inode there: then the descriptor may refer to any namespace.
-    """
+    """Whether the descriptor with the fdinfo file `info` may refer to the namespace `inode` (None: to any namespace).
+    Kernels before 5.14 show no inode in `info`, so the descriptor may refer to any namespace."""
     try:
         with open(info, "rb") as lines:
             found = next((int(line[4:]) for line in lines if line.startswith(b"ino:")), None)

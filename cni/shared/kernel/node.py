@@ -30,12 +30,12 @@ def seconds_up() -> float:
 
 
 def forget() -> None:
-    """Forget the boot ID that was read, because this process begins another call."""
+    """Forget the boot ID, so that the next call that this process serves reads it again."""
     _known.clear()
 
 
 def machine_id() -> str:
-    """An identifier of this machine, equal in each boot; "" if unknown. It distinguishes machines with the same name.
+    """An identifier of this machine, the same in each boot; "" if unknown. It distinguishes machines with equal names.
 
     The identifier is a digest, because machine-id(5) is confidential. The product UUID of firmware or hypervisor is
     included, because copies of one image have the same machine-id.

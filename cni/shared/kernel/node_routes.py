@@ -26,18 +26,18 @@ _DAEMONS = frozenset((11, 12, 14, 42, 99, 186, 187, 188, 189, 192))
 
 
 def of_bodies(bodies: Iterable[bytes], index: int) -> list[KernelRoute]:
-    """The routes through the link `index` in RTM_NEWROUTE bodies, of all tables but the local one."""
+    """The routes through the link `index` in the RTM_NEWROUTE `bodies`, except those of the local table."""
     found = [route for body in bodies for route in unpack(body)]
     return [route for route in found if route.index == index and route.table != LOCAL_TABLE]
 
 
 def all_bodies(rtnl: Socket) -> list[bytes]:
-    """The RTM_NEWROUTE bodies of all routes, IPv4 first, of all tables."""
+    """The RTM_NEWROUTE bodies of the routes of all tables, IPv4 first."""
     return [body for family in (AF_INET, AF_INET6) for body in dump_routes(rtnl, family)]
 
 
 def of_daemons(bodies: Iterable[bytes]) -> list[KernelRoute]:
-    """The routes through gateways in `bodies` that a routing daemon added to the main table; one for each next hop."""
+    """The routes in `bodies` through gateways that routing daemons added to the main table, one for each next hop."""
     found = [route for body in bodies if body[5] in _DAEMONS for route in unpack(body)]
     return [r for r in found if r.gw and r.index and r.kind == UNICAST and r.table == MAIN_TABLE]
 
@@ -50,7 +50,7 @@ def default_routes(rtnl: Socket, bodies: Iterable[bytes]) -> list[KernelRoute]:
     """
     found = []
     for body in bodies:
-        if body[1] > _DEFAULT_BITS[body[0]]:  # most routes: they need not be unpacked
+        if body[1] > _DEFAULT_BITS[body[0]]:  # most routes end here and need not be unpacked
             continue
         for route in unpack(body):
             if route.kind != UNICAST or route.table == LOCAL_TABLE:
@@ -63,10 +63,8 @@ def default_routes(rtnl: Socket, bodies: Iterable[bytes]) -> list[KernelRoute]:
 
 
 def way_to(rtnl: Socket, address: str, source: str = "") -> tuple[int, str]:
-    """The index of the link and the source address of a packet to `address`, without fwmark; 0 and "" without a route.
-
-    As `ip route get`: the index is LOOPBACK for an address of this namespace; without `source` the kernel chooses the
-    source address."""
+    """Return (index of the link, source address) of a packet to `address` without fwmark; (0, "") without a route. The
+    index is LOOPBACK for an address of this namespace. Without `source`, the kernel chooses the source address."""
     family, octets = address_of(address)
     own = address_of(source)[1] if source else b""
     body = RTMSG.pack(family, 8 * len(octets), 8 * len(own), 0, 0, 0, 0, 0, 0) + attribute(_DST, octets)
@@ -94,7 +92,7 @@ def _links_by_id(rtnl: Socket, body: bytes) -> list[int]:
     try:
         return _links_of_nexthop(rtnl, number_of(identity))
     except KernelError as fault:
-        if fault.errno == ENOENT:  # removed meanwhile, and the route with it
+        if fault.errno == ENOENT:  # the object was removed meanwhile, and the route with it
             return []
         raise
 

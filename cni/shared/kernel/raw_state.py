@@ -1,4 +1,4 @@
-"""Save the state of a link in the bytes of rtnetlink, and make the messages that restore it without loss.
+"""Save the state of a link in the bytes of rtnetlink, and make the messages that restore this state without loss.
 
 Attributes are not decoded if their bytes can be sent back unchanged. So members that a newer kernel adds to a metric or
 an encapsulation are kept too. Saved state is plain JSON, with bytes as hexadecimal text.
@@ -72,8 +72,8 @@ _ECHO = 0x8  # without this flag only listeners get the kernel's answer (nlmsg_n
 
 
 class Raw:
-    """A link in an RTM_NEWLINK message. `flags` has the IFF_* bits, `attributes` the payloads by type. `inet` and `inet6`
-    are its sysctls, arrays of 32-bit numbers (b"" without the family). `token` is the SLAAC token, 16 bytes or b""."""
+    """The link in an RTM_NEWLINK message. `flags` has the IFF_* bits, `attributes` the payloads by type. `inet` and
+    `inet6` have its sysctls as arrays of 32-bit numbers, b"" without the family. `token` is its SLAAC token or b""."""
 
     def __init__(self, body: bytes) -> None:
         self.flags = IFINFO.unpack_from(body)[3]
@@ -96,8 +96,8 @@ def token_attributes(token: bytes) -> bytes:
 def addresses(rtnl: Socket, index: int) -> list[Address]:
     """The addresses of the link, in the order in which they must be added again.
 
-    IPv4 keeps the order in which addresses are added (__inet_insert_ifa), IPv6 puts a new one first (ipv6_link_dev_addr).
-    Temporary addresses (privacy extensions) are left out, because only the kernel can make them.
+    IPv4 keeps the order in which addresses are added (__inet_insert_ifa). IPv6 puts a new address first
+    (ipv6_link_dev_addr). Temporary addresses (privacy extensions) are left out, because only the kernel can make them.
     """
     found = list_of(rtnl, index)
     new = [address for address in found if address.body[0] == AF_INET6 and not address.flags & _TEMPORARY]
@@ -131,7 +131,7 @@ class SavedRoute:
     """A route, saved as the JSON object `document`. `destination` is (prefix length, address), with b"" as the address
     of a default route; `source` is the preferred source address or b"", `protocol` the origin (RTPROT_*).
 
-    `key` determines the route's place in the kernel's tables: family, prefixes, TOS, table and priority. `identity` has
+    `key` (family, prefixes, TOS, table, priority) determines the route's place in the kernel's tables. `identity` has
     the parts of a route that are equal in every reading.
     """
 
@@ -163,7 +163,7 @@ class SavedRoute:
 
 
 def of_link(bodies: Iterable[bytes], index: int) -> list[bytes]:
-    """The `bodies` of the routes through the link `index`, perhaps also others: the test only searches for bytes."""
+    """The `bodies` of the routes through the link `index`, and perhaps others, since only the bytes are searched."""
     single, leg, multipath = number(_OIF, index), index.to_bytes(4, byteorder), _MULTIPATH.to_bytes(2, byteorder)
     return [body for body in bodies if single in body or (leg in body and multipath in body)]
 
@@ -172,9 +172,9 @@ def routes(
     rtnl: Socket, index: int, bodies: list[bytes], sources: Iterable[bytes] = (), every: Iterable[bytes] | None = None
 ) -> list[SavedRoute]:
     """The routes in `bodies` through the link `index`, and the IPv4 routes through other links with a source address in
-    `sources`, which the kernel removes together with that address (fib_sync_down_addr). The kernel's local routes,
-    routes that routers advertise, and routes with nexthop objects are left out. `every` has the bodies of all routes;
-    if it is None, all routes are read when they are needed."""
+    `sources`, since the kernel removes such a route together with the address (fib_sync_down_addr). The kernel's local
+    routes, routes that routers advertise, and routes with nexthop objects are left out. `every` has the bodies of all
+    routes; if it is None, they are read when needed."""
     found = [route for route in map(of_body, bodies) if route and any(leg[2] == index for leg in route.legs)]
     old = [route for route in found if route.family == AF_INET]
     new = found[len(old) :]
@@ -186,8 +186,8 @@ def routes(
 
 
 def _place(own: list[SavedRoute], bodies: list[bytes], wanted: list[bytes]) -> None:
-    """Set "ahead" in each of the IPv4 routes `own` that precedes another link's route with an equal `key`. `bodies` has
-    all IPv4 routes in the kernel's order. Append to `own` other links' routes with a source attribute in `wanted`."""
+    """Set "ahead" in each of the IPv4 routes `own` that precedes another link's route with an equal `key`. Append to
+    `own` the routes of other links with a source attribute in `wanted`. `bodies` has all IPv4 routes."""
     destinations = {route.destination for route in own}
     patterns = [attribute(_DST, destination) for _, destination in destinations if destination]
     defaults = any(length == 0 for length, _ in destinations)
@@ -216,7 +216,7 @@ def _place(own: list[SavedRoute], bodies: list[bytes], wanted: list[bytes]) -> N
 def with_those_away(own: list[SavedRoute], away: Iterable[dict[str, Any]]) -> None:
     """Give the saved routes `own` the legs (next hops) and the member "ahead" that they had before other links left.
 
-    `away` has the saved routes of the links that left, as JSON. So all these links can come back in any order.
+    `away` has the saved routes, as JSON, of the links that left. So these links can return in any order.
     """
     for saved in map(SavedRoute, away):
         for route in own:
@@ -251,7 +251,7 @@ def of_body(body: bytes) -> SavedRoute | None:
 
 
 def _kept(found: dict[int, bytes], kinds: frozenset[int]) -> bytes:
-    """The attributes of `found` whose types are in `kinds`, in order of the types."""
+    """The attributes in `found` whose types are in `kinds`, as bytes in the order of their types."""
     kept = ((kind | (NESTED if kind in _NESTED_ONES else 0), found[kind]) for kind in sorted(found.keys() & kinds))
     return b"".join(attribute(kind, payload) for kind, payload in kept)
 
@@ -317,14 +317,14 @@ def families_with_neighbour_parameters(rtnl: Socket, index: int) -> list[int]:
 
 
 def neighbour_again(text: str, index: int) -> bytes:
-    """The RTM_NEWNEIGH body that restores `text`, an entry that `neighbours` returned, on the link `index`."""
+    """The RTM_NEWNEIGH body that restores the entry `text` of `neighbours` on the link `index`."""
     body = bytes.fromhex(text)
     family, _, state, flags, kind = NDMSG.unpack_from(body)
     return NDMSG.pack(family, index, state, flags, kind) + body[NDMSG.size :]
 
 
 def neighbour_text(text: str) -> str:
-    """The address in `text`, an entry that `neighbours` returned."""
+    """The address in the entry `text` of `neighbours`."""
     body = bytes.fromhex(text)
     return inet_ntop(body[0], unpack_attributes(body, NDMSG.size)[1])
 

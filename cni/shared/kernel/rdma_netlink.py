@@ -1,6 +1,6 @@
-"""RDMA netlink: list the verbs devices of a network namespace, move a device to another, and read the netns mode.
+"""RDMA netlink: list the verbs devices of a network namespace, move a device to another one, and read the netns mode.
 
-Like an `Rtnl`, an `Rdma` stays bound to the namespace in which the thread makes it. Numbers are those of
+An `Rdma` stays bound to the namespace in which the thread makes it. Numbers are those of
 include/uapi/rdma/rdma_netlink.h; the kernel's part is in drivers/infiniband/core/nldev.c.
 """
 
@@ -34,7 +34,7 @@ class Rdma(Socket):
         super().__init__(_NETLINK_RDMA)
 
     def netns_mode(self) -> str:
-        """SHARED (all namespaces see all verbs devices) or EXCLUSIVE (a device is in one). Before Linux 5.2: SHARED."""
+        """SHARED if all namespaces see all verbs devices, as before Linux 5.2; EXCLUSIVE if each device is in one."""
         for body in self.request(_SYS_GET, b""):
             mode = unpack_attributes(body).get(_NETNS_MODE)
             if mode is not None:
@@ -50,7 +50,7 @@ class Rdma(Socket):
         return next((d for d in self.devices() if d.name == name), None)
 
     def ports(self, device_index: int) -> list[tuple[int, int]]:
-        """(number, index of the netdev) of each port of a verbs device; index 0 for a netdev in another namespace."""
+        """Return (number, index of the netdev) of each port. The index is 0 for a netdev in another namespace."""
         found = [unpack_attributes(body) for body in self.dump(_PORT_GET, number(_DEVICE_INDEX, device_index))]
         return [(number_of(port.get(_PORT_INDEX, b"")), number_of(port.get(_NDEV_INDEX, b""))) for port in found]
 
@@ -88,8 +88,8 @@ def has_device(name: str) -> bool:
 
 
 def ports_of_netdev(name: str, rtnl: Rtnl) -> list[tuple[str, int]]:
-    """(verbs device, port number) of each port that the traffic of the netdev `name` can use, sorted, read by netlink.
-    The thread must be in the namespace of `rtnl`."""
+    """Return (verbs device, port number), sorted, of each port that the traffic of the netdev `name` can use. The
+    thread must be in the namespace of `rtnl`."""
     socket = _opened()
     if socket is None:
         return []

@@ -1,11 +1,11 @@
 """Read verbs devices, their ports and GIDs from sysfs.
 
-`root` is the mount point of sysfs. In RDMA's shared netns mode each mount shows all verbs devices, in exclusive mode
-the devices of the namespace in which it was mounted. For a missing device the functions return "" or an empty list.
+`root` is the mount point of sysfs. In RDMA's shared netns mode a mount shows all verbs devices, in exclusive mode the
+devices of the namespace in which it was mounted. For a missing device the functions return "" or an empty list.
 
 A GID of RoCE is an IP address, with IPv4 mapped into IPv6 as ::ffff:a.b.c.d. The kernel makes GIDs for the addresses of
 a port's netdev and of the links above it, in any namespace (drivers/infiniband/core/roce_gid_mgmt.c). A port has one
-table for all namespaces, and an entry names its netdev, but not the namespace. Sources:
+table for all namespaces. An entry names its netdev, but not the namespace of the netdev. Sources:
 Documentation/ABI/stable/sysfs-class-infiniband of the kernel; include/rdma/ib_addr.h (iboe_get_mtu).
 """
 
@@ -32,8 +32,8 @@ _DEPTH = 8  # the most links on top of one another (MAX_NEST_DEV, include/linux/
 
 
 class PortState:
-    """A port of a verbs device. For example, `state` is "ACTIVE" or "DOWN", `physical_state` "LinkUp" or "Disabled", and
-    `rate` "100 Gb/sec (4X EDR)". An attribute that cannot be read is ""."""
+    """A port of a verbs device. For example, `state` is "ACTIVE" or "DOWN", `physical_state` "LinkUp" or "Disabled",
+    and `rate` "100 Gb/sec (4X EDR)". An unreadable attribute is ""."""
 
     def __init__(self, device: str, number: int, root: str = "/sys") -> None:
         here = _port(device, number, root)
@@ -62,31 +62,31 @@ class GidEntry:
 
 
 def devices(root: str = "/sys") -> list[str]:
-    """The names of the verbs devices in this mount of sysfs, sorted, without those of type SMI, which carry no data."""
+    """The sorted names of the verbs devices in this mount of sysfs, except type SMI, which carries no data."""
     return _carrying_data(names_in(root + CLASS), root)
 
 
 def devices_of(device: str, root: str = "/sys") -> list[str]:
-    """The verbs devices, sorted by name, of a PCI or auxiliary device in the namespace of the sysfs mount `root`."""
+    """The sorted names of the verbs devices that a PCI or auxiliary device has in the sysfs mount `root`."""
     paths = [sysfs.path_of(bus, device, root).removeprefix("/sys") for bus in ("pci", "auxiliary")]
     return _carrying_data([name for path in paths if path for name in names_in(f"{root}{path}/infiniband")], root)
 
 
 def _carrying_data(names: Iterable[str], root: str) -> list[str]:
-    """The verbs devices among `names`, sorted, without type SMI, such as "smi1" of a ConnectX-8. Only SMI devices
-    have no uverbs device (ib_uverbs_add_one). Without the module ib_uverbs no device has one: then all are returned."""
+    """Sort `names`, and leave out the verbs devices of type SMI, such as "smi1" of a ConnectX-8. Only SMI devices have
+    no uverbs device (ib_uverbs_add_one). If no device has one, as without the module ib_uverbs, all count."""
     places = {name: f"{root}{CLASS}/{name}/device/infiniband_verbs" for name in sorted(set(names))}
     usable = {name: [_value(f"{place}/{node}/ibdev") for node in names_in(place)] for name, place in places.items()}
     return [name for name, owners in usable.items() if not owners or name in owners]
 
 
 def ports(device: str, root: str = "/sys") -> list[int]:
-    """The numbers of the device's ports, from 1 on, sorted."""
+    """The sorted numbers of the device's ports, which begin at 1."""
     return sorted(int(n) for n in names_in(f"{root}{CLASS}/{device}/ports") if n.isdigit())
 
 
 def path_of(device: str, root: str = "/sys") -> str:
-    """The directory of the verbs device in sysfs, "../../devices/pci…/infiniband/mlx5_0"; "" if it is missing."""
+    """The directory of the verbs device in sysfs, such as "../../devices/pci…/infiniband/mlx5_0"; "" if missing."""
     return target_of(f"{root}{CLASS}/{device}")
 
 
@@ -110,8 +110,8 @@ def is_iwarp(device: str, root: str = "/sys") -> bool:
 def netdev_of(device: str, port: int, root: str = "/sys") -> str:
     """The name of the netdev of a port; "" when the port has none or sysfs does not show it.
 
-    An rxe device names its netdev in an attribute. For another RoCE port, the first GID names the port's own netdev, or
-    the bond if ports form a LAG. Without GIDs, the result is the PCI function's netdev with the port's number.
+    An rxe device names its netdev in an attribute. The first GID of any other RoCE port names the port's own netdev, or
+    the bond if ports form a LAG. Without GIDs, the result is the PCI function's netdev that has the port's number.
     """
     parent = _value(f"{root}{CLASS}/{device}/parent")
     if parent:
@@ -125,8 +125,8 @@ def netdev_of(device: str, port: int, root: str = "/sys") -> str:
 
 
 def netdevs_of_device(device: str, root: str = "/sys") -> list[str]:
-    """The netdevs of the allocated `device`: a PCI function, a subfunction or a soft-RoCE device. The name may end with
-    the number that a device plugin adds for a shared NIC, "0000:3b:00.0-7"."""
+    """The netdevs of the allocated `device`, a PCI function, subfunction or soft-RoCE device. Its name may end with the
+    number that a device plugin adds for a shared NIC, as in "0000:3b:00.0-7"."""
     function = _function(device)
     found = sysfs.netdevs_of_pci(function, root) or sysfs.netdevs_of("auxiliary", function, root)
     if not found and function in devices(root):
@@ -135,8 +135,8 @@ def netdevs_of_device(device: str, root: str = "/sys") -> list[str]:
 
 
 def names_of_nic(device: str, root: str = "/sys") -> set[str]:
-    """The PCI address and the netdevs of the allocated `device`; for a virtual function or subfunction, also those of its
-    physical function."""
+    """The PCI address and the netdevs of the allocated `device`. If it is a virtual function or subfunction, the result
+    also has the address and the netdevs of its physical function."""
     function = _function(device)
     above = sysfs.pci_above(sysfs.path_of("auxiliary", function, root))
     physical = above or sysfs.physical_function_of(function, root)
@@ -149,8 +149,8 @@ def _function(device: str) -> str:
 
 
 def ports_of_netdev(name: str, root: str = "/sys") -> list[tuple[str, int]]:
-    """The verbs device and number of each port that the traffic of the netdev can use, sorted: the netdev's own ports,
-    and those of the links below a VLAN, bond or macvlan. Only netdevs in this mount of sysfs are considered."""
+    """Return (verbs device, port number), sorted, of each port that the traffic of the netdev can use: the netdev's own
+    ports, and the ports of the links below a VLAN, bond or macvlan. Only netdevs in this mount of sysfs count."""
     names = [name]
     level = [name]
     for _ in range(_DEPTH):
@@ -205,7 +205,7 @@ def gid_of(address: str) -> str:
 
 
 def address_of(gid: str) -> str:
-    """The IP address in `gid`; a text that is no GID is returned unchanged."""
+    """The IP address in `gid`. A text that is no GID is returned unchanged."""
     try:
         octets = bytes.fromhex(gid.replace(":", ""))
         if octets.startswith(bytes(10) + b"\xff\xff"):
@@ -216,7 +216,7 @@ def address_of(gid: str) -> str:
 
 
 def roce_mtu(mtu: int) -> int:
-    """The RoCE MTU of a netdev with `mtu`, both in bytes: the largest, 256 to 4096, that fits with headers, or 0."""
+    """The largest RoCE MTU, from 256 to 4096 bytes, that fits with its headers into `mtu` bytes; 0 if none fits."""
     return next((size for size in (4096, 2048, 1024, 512, 256) if mtu >= size + HEADERS), 0)
 
 
@@ -225,7 +225,7 @@ def _port(device: str, number: int, root: str) -> str:
 
 
 def _port_of_netdev(place: str) -> int:
-    """The number, from 1, of the port of the netdev whose sysfs directory is `place`. (dev_port counts from 0.)"""
+    """The port number of the netdev whose sysfs directory is `place`, counted from 1, unlike its dev_port."""
     number = _value(f"{place}/dev_port")
     return int(number) + 1 if number.isdigit() else 1
 
@@ -235,7 +235,7 @@ def _lower(name: str, root: str) -> list[str]:
 
 
 def _value(path: str) -> str:
-    """The value of an attribute, which one read returns whole; "" on a failure, such as EINVAL for an unused GID entry."""
+    """The whole value of an attribute, by one read; "" on a failure, such as EINVAL for an unused GID entry."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:

@@ -62,22 +62,20 @@ class KernelRoute:
 
 
 def list_of(rtnl: netlink.Socket, index: int) -> list[KernelRoute]:
-    """The unicast routes through the link `index`, IPv4 first, of all tables, including the kernel's own.
-
-    Raises KernelError ENODEV when there is no such link.
-    """
+    """The unicast routes of all tables through the link `index`, IPv4 first, including the kernel's own. Raises
+    KernelError ENODEV when there is no such link."""
     found = [route for body in bodies_of(rtnl, index) for route in unpack(body)]
     return [route for route in found if route.index == index and route.kind == UNICAST]
 
 
 def bodies_of(rtnl: netlink.Socket, index: int) -> list[bytes]:
-    """The RTM_NEWROUTE bodies of the routes through the link `index`, IPv4 first, of all tables."""
+    """The RTM_NEWROUTE bodies of the routes of all tables through the link `index`, IPv4 first."""
     return [body for family in (AF_INET, AF_INET6) for body in dump_routes(rtnl, family, netlink.number(_OIF, index))]
 
 
 def default_route(rtnl: netlink.Socket) -> KernelRoute | None:
-    """The main table's default route with the best metric, IPv4 before IPv6; None when there is none. Of routes with
-    equal metrics, a configured route precedes an advertised route; then the lowest link index counts."""
+    """The main table's default route with the best metric, IPv4 before IPv6; None when there is none. If metrics are
+    equal, a configured route precedes an advertised route, and then the lowest link index decides."""
     for family in (AF_INET, AF_INET6):
         found = [
             route
@@ -107,9 +105,9 @@ def add(
     """Add a route to `dst` through the link `index`, by default to the main table. Other defaults are the kernel's.
 
     `scope` None is link scope without a gateway and universe scope with a gateway, as in ip-route(8). `onlink` treats
-    `gw` as a neighbour even if no prefix of the link contains `gw`. Raises EEXIST when the same route exists, and EINVAL
-    when `dst` has host bits. A route through another link with the same `dst` and priority is no error. As with the Go
-    plugins, a new IPv4 route then precedes the old route, and a new IPv6 route shares the traffic with the old route.
+    `gw` as a neighbour even if no prefix of the link contains `gw`. Raises KernelError EEXIST when the same route
+    exists, and EINVAL when `dst` has host bits. If another link has a route with the same `dst` and priority, a new
+    IPv4 route precedes it, and a new IPv6 route shares the traffic with it, as with the Go plugins.
     """
     network, _, length = dst.partition("/")
     family, destination = netlink.address_of(network)
@@ -134,7 +132,7 @@ def add(
 
 def dump_routes(rtnl: netlink.Socket, family: int, only: bytes = b"") -> list[bytes]:
     """The RTM_NEWROUTE bodies of `family`; [] if the kernel lacks the family. Since Linux 4.20 the kernel sends only
-    routes that have the attributes `only`."""
+    the routes that have the attributes `only`."""
     header = RTMSG.pack(family, 0, 0, 0, 0, 0, 0, 0, 0)
     # these errnos mean that there is no such table yet, or no IPv6 in this kernel
     return rtnl.dump_if_known(_GETROUTE, header + only, ENOENT, EAFNOSUPPORT, EOPNOTSUPP)

@@ -26,8 +26,8 @@ class Rule:
     """A routing policy rule. A rule belongs to the namespace, so it outlives the removal of a link. `source` is
     "address/length", or "" for any address. The rule with the lowest `priority` comes first.
 
-    `is_unconditional`: the rule applies to all packets of the node that have no chosen source address and no mark. Examples
-    are `from all` and `not from all fwmark N`. `suppresses_defaults`: the rule ignores the default routes of its `table`.
+    `is_unconditional` is true if the rule applies to all packets of the node without a chosen source address and mark,
+    as `from all` and `not from all fwmark N` do. `suppresses_defaults`: the rule ignores the default routes in `table`.
     """
 
     def __init__(self, body: bytes) -> None:
@@ -57,12 +57,12 @@ def unconditional(rtnl: netlink.Socket) -> tuple[list[Rule], list[Rule]]:
 
 
 def add(rtnl: netlink.Socket, source: str, table: int, priority: int) -> None:
-    """Add a rule that routes packets from the address `source` by `table`. Raises EEXIST when the rule exists."""
+    """Add a rule that routes packets from the address `source` by `table`. Raises KernelError EEXIST if it exists."""
     rtnl.request(_NEWRULE, _rule_body(source, table, priority), netlink.CREATE | netlink.EXCLUSIVE)
 
 
 def remove(rtnl: netlink.Socket, source: str, table: int, priority: int) -> None:
-    """Remove the rule that `add` adds for these values. Raises ENOENT when there is no such rule."""
+    """Remove the rule that `add` adds for these values. Raises KernelError ENOENT when there is no such rule."""
     rtnl.request(_DELRULE, _rule_body(source, table, priority))
 
 

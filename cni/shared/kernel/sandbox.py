@@ -1,7 +1,7 @@
-"""Find the sandbox (network namespace) of an attachment again, or decide that it is gone.
+"""Find the sandbox (network namespace) of an attachment again, or decide that the sandbox is gone.
 
-A path does not identify a namespace: a later sandbox may have the path of an earlier one, and a namespace exists without
-its path as long as a process, a mount or an open descriptor uses it. So the record keeps the identity of the namespace.
+A path does not identify a namespace: a later sandbox may have the path of an earlier one, and a namespace exists
+without its path while a process, a mount or an open descriptor uses it. So the record has the namespace's identity.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cni.shared.spec.request import Request
 
 PAIRS = ("veth", "netkit", "vxcan")  # links made in pairs; IFLA_LINK_NETNSID is the namespace of the peer
 PLACES = ("/run/netns", "/run/docker/netns")  # where runtimes mount the namespaces of sandboxes
-SETTLED = 600.0  # seconds in which kubelet calls DEL for a sandbox that has ended, and makes the pod's next sandbox
+SETTLED = 600.0  # seconds after the end of a sandbox in which kubelet calls DEL and makes the pod's next sandbox
 GONE = "gone"  # the member of a record with the uptime at which its sandbox was first seen to be gone
 
 
@@ -48,7 +48,7 @@ class Sandbox:
 
 
 def opened(request: Request) -> Sandbox:
-    """The sandbox in CNI_NETNS. Raises InvalidNamespace when there is none, or only the plugin's own namespace."""
+    """Open the sandbox in CNI_NETNS. Raises InvalidNamespace if there is none, or only the plugin's own namespace."""
     namespace = netns.open_namespace(request.netns)
     if _is_own(namespace, request):
         namespace.close()
@@ -60,10 +60,8 @@ def opened(request: Request) -> Sandbox:
 
 
 def at(path: str, request: Request) -> Sandbox | None:
-    """The sandbox at `path`; None when there is none, or only the plugin's own namespace.
-
-    Raises TryAgainLater when the path cannot be examined.
-    """
+    """Open the sandbox at `path`. Returns None when there is none, or only the plugin's own namespace. Raises
+    TryAgainLater when the path cannot be examined."""
     try:
         namespace = netns.at(path) if path else None
     except OSError as fault:  # there may be a sandbox: its links must not count as gone
@@ -77,10 +75,8 @@ def at(path: str, request: Request) -> Sandbox | None:
 
 
 def of_record(record: dict[str, Any], request: Request) -> Sandbox | None:
-    """The sandbox in `record`, found by its path or by what uses it (process, mount, descriptor); else None.
-
-    Before Linux 5.14 the result may be a later sandbox with the same inode: see `is_certain`.
-    """
+    """Open the sandbox in `record`, by its path or through a process, mount or descriptor that uses it; None if it is
+    not found. Before Linux 5.14 the result may be a later sandbox with the same inode (see `is_certain`)."""
     for path in dict.fromkeys((record["netns"], request.netns)):
         found = at(path, request)
         if found:
@@ -91,7 +87,7 @@ def of_record(record: dict[str, Any], request: Request) -> Sandbox | None:
 
 
 def kept(identity: dict[str, int]) -> Sandbox | None:
-    """The sandbox with this `identity`, if a process, mount or descriptor that uses it can be found; else None."""
+    """Open the sandbox with this `identity` through a process, mount or descriptor that uses it; None without one."""
     from cni.shared.kernel import netns_users  # needed only when the path is gone
 
     namespace = netns_users.found_again(identity["device"], identity["inode"])
@@ -114,14 +110,14 @@ def _is_own(namespace: Namespace, request: Request) -> bool:
 
 
 def end_of_pair(device: Link, host: Rtnl) -> str:
-    """The reason to refuse `device`, if it is the host's end of a link pair, such as veth, into a sandbox; else ""."""
+    """The reason to refuse a `device` that is the host's end of a link pair (veth) into a sandbox; else ""."""
     if device.kind in PAIRS and device.lower_netnsid is not None and _is_of_sandbox(device.lower_netnsid, host):
         return f'"{device.name}" is the host\'s end of a {device.kind} of a sandbox'
     return ""
 
 
 def _is_of_sandbox(nsid: int, host: Rtnl) -> bool:
-    """Whether the namespace that the host knows by the id `nsid` is mounted where runtimes mount sandboxes (PLACES)."""
+    """Whether the namespace with the id `nsid` in the host's namespace is mounted in PLACES, as runtimes do."""
     for directory in PLACES:
         for name in files.names_in(directory):
             try:

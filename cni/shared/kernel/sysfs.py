@@ -1,8 +1,8 @@
 """Read devices and their netdevs from sysfs.
 
-`root` is the mount point of sysfs. A mount shows the netdevs of the network namespace in which it was mounted, whatever
-the namespace of the reader. The functions return "" or an empty list for a missing device, and do not catch other
-OSErrors. Sources: Documentation/ABI/testing/sysfs-bus-pci, sysfs-class-net of the kernel.
+`root` is the mount point of sysfs. A mount shows the netdevs of the network namespace in which it was mounted, not of
+the reader's namespace. For a missing device the functions return "" or an empty list; other OSErrors are raised.
+Sources: Documentation/ABI/testing/sysfs-bus-pci, sysfs-class-net of the kernel.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _HEX = frozenset("0123456789abcdefABCDEF")
 
 
 def is_pci(device: str, root: str = "/sys") -> bool:
-    """Whether this node has a PCI device with the address `device`, "0000:3b:00.2"."""
+    """Whether this node has a PCI device with the address `device`, such as "0000:3b:00.2"."""
     return _is_name(device) and _exists(f"{root}/bus/pci/devices/{device}")
 
 
@@ -46,7 +46,7 @@ def function_of(address: str, root: str = "/sys") -> tuple[str, int] | None:
 
 
 def netdevs_of_pci(address: str, root: str = "/sys") -> list[str]:
-    """The netdevs, sorted by name, of a PCI device, also those of a virtio device on it."""
+    """The netdevs, sorted by name, of a PCI device, and of a virtio device on the PCI device."""
     return netdevs_of("pci", address, root)
 
 

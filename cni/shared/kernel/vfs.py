@@ -1,11 +1,11 @@
-"""Read and write the settings of virtual functions, by the netdev of their physical function (PF).
+"""Read and write the settings of virtual functions (VFs) through the netdev of their physical function (PF).
 
 A state is a dictionary with the settings of a VF, named as in ip-link(8):
 
     mac           the administrative MAC, "00:00:00:00:00:00" for none; some drivers show the VF's own MAC instead
     vlan          0 to 4094, 0: none; vlanQoS 0 to 7; vlanProto "802.1q" or "802.1ad"
-    min_tx_rate   Mbit/s, 0: no bound; max_tx_rate likewise
-    spoofchk      "on" or "off", "" when the driver does not show the setting; trust likewise
+    min_tx_rate   in Mbit/s, 0 for no bound; likewise max_tx_rate
+    spoofchk      "on" or "off", "" when the driver does not show the setting; likewise trust
     link_state    "auto", "enable" or "disable"
 
 A driver refuses a setting that it does not support with EOPNOTSUPP. Sources: struct ifla_vf_* of
@@ -22,7 +22,7 @@ from cni.shared.kernel.links import GETLINK, NEWLINK, Rtnl, ifinfo
 from cni.shared.kernel.netlink import NESTED, KernelError, attribute, unpack_attributes, unpack_list
 
 NO_MAC = "00:00:00:00:00:00"
-SETTINGS = (  # the keys of each are set together, by one message
+SETTINGS = (  # the keys of one tuple are set together, by one message
     ("vlan", "vlanQoS", "vlanProto"),
     ("min_tx_rate", "max_tx_rate"),
     ("spoofchk",),
@@ -98,7 +98,7 @@ def write(host: Rtnl, pf_index: int, vf: int, setting: tuple[str, ...], state: d
 
 
 def _packed(vf: int, first: str, state: dict[str, Any]) -> bytes:
-    """The attribute that sets the one of SETTINGS whose first key is `first` to the values in `state`."""
+    """The attribute that sets the setting with the first key `first` in SETTINGS to its values in `state`."""
     value = state[first]
     if first == "mac":
         return attribute(_MAC, _MAC_BYTES.pack(vf, bytes.fromhex(value.replace(":", ""))))

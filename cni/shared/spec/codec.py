@@ -1,4 +1,4 @@
-"""Convert JSON to Python objects and back, by the standard: without NaN and Infinity.
+"""Convert JSON to Python objects and back, by the JSON standard, which has no NaN and Infinity.
 
 The text may be hostile. A limit on nesting ensures that each decoded value can be encoded and compared. To bound time
 and memory, `loads_foreign` also limits the size of the text and the number of values. `loads_reply` limits only the
@@ -44,7 +44,7 @@ _DIGITS = 4300  # of an integer: Python's own limit, for bounded time (sys.int_i
 
 
 def loads_foreign(data: bytes) -> Any:
-    """The value of the untrusted JSON text `data`. Raises ValueError as `loads`, TooMuch for too many bytes or values."""
+    """The value of the untrusted JSON text `data`. Raises ValueError, or TooMuch for too many bytes or values."""
     if len(data) > MOST_BYTES:
         raise TooMuch(f"it is larger than {MOST_BYTES >> 20} MiB")
     value = loads_reply(data, _VALUES)
@@ -57,14 +57,14 @@ def loads_foreign(data: bytes) -> Any:
 
 
 def loads_reply(data: bytes, most: int = _VALUES_OF_REPLY) -> Any:
-    """The value of the JSON text `data` from a server. Raises ValueError as `loads`, TooMuch for more than `most` values."""
+    """The value of a server's JSON text `data`. Raises ValueError, or TooMuch for more than `most` values."""
     if data.count(b",") + data.count(b"[") + data.count(b"{") > most:
         raise TooMuch(f"it has more than {most} values")
     return loads(data)
 
 
 def loads(data: bytes) -> Any:
-    """The value of the UTF-8 JSON text `data`. Raises ValueError, which gives line and column of a syntax error."""
+    """The value of the UTF-8 JSON text `data`. Raises ValueError with the line and column of a syntax error."""
     text = data.decode("utf-8")  # UnicodeDecodeError is a ValueError
     try:
         value = _decode(text)
@@ -78,12 +78,12 @@ def loads(data: bytes) -> Any:
 
 
 def dumps(value: object) -> str:
-    """`value` as JSON text on one line, ASCII only."""
+    """Convert `value` to JSON text on one line, in ASCII."""
     return _encode(value)
 
 
 def shown(value: object) -> str:
-    """`value` as JSON text of at most 60 characters, for a message."""
+    """Convert `value` to JSON text of at most 60 characters, for a message."""
     text = dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."
 

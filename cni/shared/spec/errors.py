@@ -139,7 +139,7 @@ class Internal(CniError):
 
 
 def report(faults: list[CniError]) -> None:
-    """Raise the first of `faults`, with the messages of the others added to its details. Do nothing without faults."""
+    """Raise the first of `faults`, with the other messages added to its details. Do nothing without faults."""
     if not faults:
         return
     first = faults[0]

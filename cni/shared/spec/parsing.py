@@ -1,4 +1,4 @@
-"""Read a result of any version of the spec: prevResult, or the answer of another plugin. result.py lists the versions."""
+"""Read a result (prevResult, or the answer of another plugin) of any version of the spec (see result.py)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cni.shared.spec.result import NUMBERS_OF_ROUTE, Interface, IPConfig, Result
 def parse(document: Any, what: str = "prevResult", has_interfaces: bool = True) -> Result:
     """Convert `document`, a result of any version. Raises DecodingFailure if it is no result.
 
-    `what` is the name of `document` in the error. Without `has_interfaces`, as for the result of an IPAM plugin,
+    `what` is the name of `document` in the error. If `has_interfaces` is false, as for the result of an IPAM plugin,
     interfaces are ignored (SPEC.md, section 5).
     """
     if not isinstance(document, dict):

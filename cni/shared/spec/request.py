@@ -1,4 +1,4 @@
-"""Parse environment and stdin into a Request. The checks of the protocol, in this order, with their error codes:
+"""Parse environment and stdin into a Request. The protocol is checked in this order, with these error codes:
 
     1. CNI_CONTAINERID and CNI_IFNAME are well formed                    4
     2. no variable that the verb needs is missing; one error lists all   4
@@ -140,7 +140,7 @@ def parse(environ: Mapping[str, str], stdin: bytes) -> Request:
 
 
 def at_least(version: str, floor: str) -> bool:
-    """Whether `version`, one of SUPPORTED, is `floor` or newer. The texts can be compared: all numbers have one digit."""
+    """Whether `version`, one of SUPPORTED, is `floor` or newer. Texts are compared, as all numbers have one digit."""
     return version >= floor
 
 
@@ -171,7 +171,7 @@ def member(document: Any, *keys: str) -> Any:
 
 
 def fold(document: Mapping[str, Any]) -> dict[str, Any]:
-    """`document` with its keys in lower case. Of keys that differ only in case, the first counts."""
+    """Return `document` with its keys in lower case. Of keys that differ only in case, the first counts."""
     return {name.lower(): value for name, value in reversed([*document.items()])}
 
 
@@ -196,8 +196,8 @@ def ifname_fault(name: str, command: str = "ADD") -> str:
     """The reason why `name` cannot be the name of a link; "" if it can (dev_valid_name, net/core/dev.c).
 
     The kernel reads a name with % as a pattern, "net%d", and gives the link another name (__dev_alloc_name). "all" and
-    "default" are no links in /proc/sys (sysctl_dev_name_is_allowed). DEL accepts names of both kinds: a runtime calls
-    DEL even after an ADD that was refused, and the DEL must succeed.
+    "default" are no links in /proc/sys (sysctl_dev_name_is_allowed). DEL accepts names of both kinds, since a runtime
+    calls DEL even after a refused ADD, and this DEL must succeed.
     """
     if len(name.encode("utf-8", "surrogateescape")) > IFNAME_BYTES:
         return f"is longer than {IFNAME_BYTES} bytes: want a shorter one, such as net1"

@@ -54,7 +54,7 @@ NUMBERS_OF_ROUTE = ("mtu", "advmss", "priority", "table", "scope")  # members si
 
 
 class Route:
-    """A route to the CIDR `dst` through `gw`, "" for the gateway in `ips`. Other members as in spec 1.1.0, or None."""
+    """A route to the CIDR `dst` through `gw`, or the gateway in `ips` if `gw` is "". See spec 1.1.0 for the rest."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Route:
 
 
 class Result:
-    """The result of an ADD. `dns` is the object `dns` as received; {} when there is none."""
+    """The result of an ADD. `dns` is the object `dns` as received, or {}."""
 
     def __init__(
         self,
