@@ -65,7 +65,7 @@ class Profiles:
         self._executables = executables
 
     def give(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Allocate addresses for a device, or find those of an earlier request; return DRANET's reply, with routes."""
+        """Allocate addresses for a device, or find those of an earlier request. Returns the reply, with routes."""
         result = self.run("ADD", _attachment(request)) or {}
         addresses = result.get("ips") or []
         gateways = {":" in one["gateway"]: one["gateway"] for one in addresses if one.get("gateway")}
@@ -78,7 +78,7 @@ class Profiles:
         return {"interface": {"addresses": [one["address"] for one in addresses]}, "routes": routes}
 
     def release(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Free the addresses of a device, if it still has any; return an empty reply."""
+        """Free the addresses of a device, if it still has any. Returns an empty reply."""
         self.run("DEL", _attachment(request))
         return {}
 
@@ -89,7 +89,7 @@ class Profiles:
         return False
 
     def run(self, verb: str, attachment: Attachment) -> Any:
-        """Call the IPAM plugin of the attachment's profile with `verb`; return its result."""
+        """Call the IPAM plugin of the attachment's profile with `verb`. Returns the plugin's result."""
         config, container = self._profile(attachment.network), attachment.container_id
         args = (("IgnoreUnknown", "1"), ("K8S_POD_INFRA_CONTAINER_ID", container))
         parameters = Parameters(container, os.devnull, attachment.ifname, args)
@@ -139,7 +139,7 @@ class _ProfileServer(ThreadingMixIn, UnixStreamServer):
         self.posts: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "/GetProfileConfig": profiles.give,
             "/ReleaseProfileConfig": profiles.release,
-            "/GetDeviceAttributes": lambda request: {},  # a cloud's attributes; /health says that there are none
+            "/GetDeviceAttributes": lambda request: {},  # for a cloud's attributes; /health says that there are none
             "/GetDeviceConfig": lambda request: {},
         }
         self.log = log
@@ -176,11 +176,11 @@ class _ProfileHandler(Handler):
 
 
 def run(options: argparse.Namespace) -> None:
-    """Serve until a signal. `options` are those of the command. Raises IoFailure if the socket cannot be made."""
+    """Serve until a signal. `options` are the command's options. Raises IoFailure if the socket cannot be made."""
     log = AgentLog(options.log_level)
     profiles = Profiles(options.conf_dir, Executables(options.cni_path.split(":")))
     _make_way(options.socket)
-    usual = os.umask(0o177)  # a client can take and free addresses: root alone may connect
+    usual = os.umask(0o177)  # only root may connect, since a client can take and free addresses
     try:
         server = _ProfileServer(options.socket, profiles, log)
     except OSError as fault:
@@ -222,7 +222,7 @@ def _without_claim(profiles: Profiles, options: argparse.Namespace, log: AgentLo
     path = (kubeconfig_of(options.kubeconfig) or of_flat_file().kubeconfig) if held else ""
     if not path:
         return set()
-    with contextlib.closing(Api(path, _SECONDS)) as api:  # read after the records: a claim exists before its lease
+    with contextlib.closing(Api(path, _SECONDS)) as api:  # after the records: a claim precedes its lease
         claims = read_all(lambda: api.pages(CLAIMS, brief=True, namespace=EVERYWHERE, size=_PAGE))
     uids = {claim["metadata"]["uid"] for claim in claims}
     return {attachment for attachment in held if attachment.container_id not in uids}
@@ -236,7 +236,7 @@ def _is_of_claim(attachment: Attachment, record: dict[str, Any]) -> bool:
 
 
 def _make_way(path: str) -> None:
-    """Make the socket's folder; remove a socket that no process uses. Raises IoFailure if a process listens on it."""
+    """Make the socket's folder, and remove an unused socket. Raises IoFailure if a process listens on the socket."""
     try:
         os.makedirs(os.path.dirname(path) or ".", 0o755, exist_ok=True)
         if not stat.S_ISSOCK(os.lstat(path).st_mode):

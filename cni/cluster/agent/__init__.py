@@ -4,7 +4,7 @@ agent            the agent's tasks, made from its options, and its HTTP pages wi
 loop             the loop that runs the tasks
 nodefiles        the files that plugins need: kubeconfig with token, flat file (whereabouts.conf) and node name
 collector        the task that frees the leases of pods that are gone, and restores lost leases of other pods
-cluster_stores   what the collector knows of the leases in the API server, and how it restores a lost lease
+cluster_stores   the collector's data about the leases in the API server, and the restoration of a lost lease
 events           Events of Kubernetes
 
 In cni/cluster/audit, free.py frees a lease, also for `railcni ipam reclaim`, and silence.py elects the agent that frees

@@ -37,7 +37,7 @@ from ipam.stores.apiserver.faults import Conflict, Unauthorized
 from ipam.stores.apiserver.kubeconfig import service_url
 from ipam.stores.apiserver.resources import POOLS
 
-_FLUSH_SECONDS = 2.0  # the time for all releases of one step
+_FLUSH_SECONDS = 2.0  # the time for the releases of one step
 _FLUSH_EVERY, _FLUSH_LONGEST = 10.0, 300.0  # seconds between two runs; the longest pause after repeated failures
 _REFRESH_EVERY = 1.0  # seconds: a token rotates hours before it expires, but the CA may be replaced at any time
 _RESIGN_SECONDS = 0.4
@@ -46,8 +46,8 @@ _RESIGN_SECONDS = 0.4
 class Health:
     """The health of the installation in the folders that `options` name, for the kubelet's probes.
 
-    Each probe reads the metadata of the installed files. It executes the plugins only if their files have changed since
-    the last probe without a fault. So most probes cost only some system calls.
+    Each probe reads the metadata of the installed files, and executes the plugins only if their files have changed
+    since the last probe without a fault. So most probes cost only some system calls.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -96,7 +96,7 @@ class Agent:
         self._compared = ""
 
     def tasks(self) -> list[Task]:
-        """The tasks that `options` enable. A task comes after the tasks whose results it uses."""
+        """The tasks that `options` enable, each after the tasks whose results it uses."""
         options = self._options
         tasks = [Task("files", _REFRESH_EVERY, self.refresh)] if not options.kubeconfig else []
         if tasks and options.plugin_account:
@@ -131,7 +131,7 @@ class Agent:
         raise InvalidConfig(message)
 
     def _datastore(self, wanted: str) -> str:
-        """Return the kind of store that the cluster has recorded. If none is recorded, first record one: the kind that
+        """Return the kind of store that the cluster has recorded. If no kind is recorded, first record the kind that
         has leases or, if both kinds or neither have leases, `wanted`."""
         cluster = self.server()
         if not (chosen := cluster.datastore()):
@@ -140,7 +140,7 @@ class Agent:
         return chosen
 
     def _compare_datastore(self, named: str) -> None:
-        """Record `named`, the flat file's store, for the cluster if none is recorded; warn once if another one is."""
+        """Record `named`, the flat file's store, for the cluster, or warn once if another store is recorded already."""
         if named not in stores.IN_CLUSTER or named == self._compared:
             return
         chosen = self.server().choose(named)
@@ -150,7 +150,7 @@ class Agent:
             self._log.say("warning", message, file=f"{self._folder_shown}/{nodefiles.FLAT_FILE}")
 
     def _observe(self, verb: str, resource: str, seconds: float, fault: BaseException | None) -> None:
-        """Record the duration (`seconds`) and the `fault` of a request to the API server in the metrics."""
+        """Add the duration (`seconds`) and the `fault` of a request to the API server to the metrics."""
         place = resource.split("/")
         kind = f"{place[0]}/{place[-1]}" if len(place) > 1 else resource
         self.metrics.durations.observe(seconds, verb, kind)
@@ -211,7 +211,7 @@ class Agent:
                 self._log.say("warning", f"the token of {account} is refused; another is requested: {fault.msg}")
 
     def _use(self, server: str, authority: bytes) -> None:
-        """Use the service account's files for API requests; connect again if the server's address or CA has changed."""
+        """Use the service account's files for API requests. Connect again if the server's address or CA has changed."""
         files.make_private_directory(self._state)
         data = nodefiles.own_kubeconfig(server, self._options.service_account, self._options.namespace)
         changed = nodefiles.put(self._state, nodefiles.OWN, data)
@@ -235,7 +235,7 @@ class Agent:
             self._log.say("info", "written", file=f"{self._folder_shown}/{name}")
 
     def flush(self) -> Iterator[None]:
-        """Retry pending releases of addresses; remove attachments whose DEL failed or never came.
+        """Retry pending releases of addresses, and remove attachments whose DEL failed or never came.
 
         Raises TryAgainLater if a release or an attachment remains. An agent in a container retries only releases: it
         sees neither the host's links nor the processes and mounts that keep a network namespace. With such an agent,
@@ -260,7 +260,7 @@ class Agent:
         yield
 
     def elect(self) -> Iterator[None]:
-        """Renew the Lease of the election, or try to take it; log a message when this agent gets or loses it."""
+        """Renew the election's Lease, or try to take it. Log a message when this agent gets or loses the Lease."""
         former = self.election.is_elected()
         try:
             yield
@@ -296,7 +296,7 @@ class Agent:
         return choice.cooldown if choice else 0
 
     def _store(self) -> dict[str, Any] | None:
-        """A reference to the flat file's store, with this container's file paths; None unless nodes share the store."""
+        """A reference to the flat file's store, with file paths of this container; None if nodes do not share it."""
         choice = self._flat_file()
         if choice is None or not choice.is_shared:
             return None
@@ -330,7 +330,7 @@ class Agent:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the agent until a signal ends it, or with --once until all tasks are done; return the exit code."""
+    """Run the agent until a signal ends it or, with --once, until all tasks are done. Returns the exit code."""
     log = AgentLog(options.log_level)
     loop.end_on_signals()
     agent = Agent(options, log)

@@ -1,4 +1,4 @@
-"""What the agent knows of the two stores of leases in the API server, IPPools and AddressLeases.
+"""The agent's data about the two stores of leases in the API server, IPPools and AddressLeases.
 
 Each agent reads its node's leases. The elected agent also reads all leases, in pages. It counts them by pool, and keeps
 those whose node is unknown, gone or out of service (`is_abandoned`).
@@ -35,13 +35,13 @@ from ipam.stores.ippool.objects import IPPool, Reservation, allocation
 
 _PAGE = 500  # leases at each step
 
-Outcome = tuple[bool, str, str]  # False to try again; then reason and message of an Event, "" without an Event
+Outcome = tuple[bool, str, str]  # (False to try again, reason of an Event or "", its message or "")
 _SETTLED: Outcome = (True, "", "")
 _BUSY: Outcome = (False, "", "")
 
 
 class GraceTracker:
-    """The leases that the last reading found dead (pods are gone), and when this process first found each dead."""
+    """The leases that the last reading found dead (without a pod), with the times when this process first did so."""
 
     def __init__(self) -> None:
         self.leases: dict[Key, Lease] = {}
@@ -55,10 +55,10 @@ class GraceTracker:
 
 
 class ClusterSource(ABC):
-    """A store of leases in the API server, and what the agent knows of it.
+    """A store of leases in the API server, and the agent's data about the store.
 
     `read_abandoned` fills `usage`, `abandoned` and the other results of a reading. `node_records` are the records of
-    this node; `below` maps a path of the host to its path in this container.
+    this node. `below` maps a path of the host to its path in this container.
     """
 
     kind = ""
@@ -78,8 +78,8 @@ class ClusterSource(ABC):
         self.unleased: set[Key] = set()  # the keys of reservations without a lease
         self.faults: list[str] = []
         self.records: dict[Key, Lease] = {}  # the leases in this node's records
-        self.marked: dict[Key, Lease] = {}  # what the last `of_node` returned, without leases freed since
-        self.intact: set[Key] = set()  # recorded leases found complete after the last `of_node`
+        self.marked: dict[Key, Lease] = {}  # the result of the last `of_node`, without leases freed since then
+        self.intact: set[Key] = set()  # recorded leases that were found complete after the last `of_node`
         self.listed, self.listed_at = float("-inf"), 0  # time of the last `of_node`: monotonic seconds, ns since 1970
         self.dead, self.abandoned_dead, self.waiting = GraceTracker(), GraceTracker(), GraceTracker()
         self.seen_on: dict[Key, str] = {}  # the node on which an abandoned lease's pod ran; "": several nodes
@@ -98,7 +98,7 @@ class ClusterSource(ABC):
         self.abandoned_dead, self.waiting, self.seen_on = GraceTracker(), GraceTracker(), {}
 
     def remember_nodes(self, pods: Mapping[Name, Pod]) -> None:
-        """Record the node of each pod in `pods` that has an abandoned lease. The pod's UID, if known, must match."""
+        """Record the node of each pod in `pods` that has an abandoned lease. A UID in the lease must be the pod's."""
         known = {key: node for key, node in self.seen_on.items() if key in self.abandoned}
         for key, lease in self.abandoned.items():
             pod = pods.get(lease.pod_name)
@@ -112,7 +112,7 @@ class ClusterSource(ABC):
 
     @abstractmethod
     def of_node(self, node: str) -> list[Lease]:
-        """The leases whose API objects have the label of `node`; the server may answer from its cache."""
+        """The leases whose API objects have the label of `node`. The server may answer from its cache."""
 
     def read_abandoned(self, nodes: Mapping[str, Node], networks: Iterable[IpamBlock]) -> Iterator[None]:
         """Read all leases, a page at each step. Keep in `abandoned` the leases whose node is not in `nodes` or is out
@@ -137,7 +137,7 @@ class ClusterSource(ABC):
         """Return the lease that now has the address of `lease`, or None. Raises ValueError for a migrated pool."""
 
     def abandon(self, lease: Lease) -> None:  # noqa: B027
-        """Mark an abandoned lease, so that the store's admission policy, if it has one, lets this agent free it."""
+        """Mark an abandoned lease, so that the store's admission policy, if any, permits this agent to free it."""
 
     def has_lost(self, before: float) -> bool:
         """Whether leases in this node's records are missing in the store, for example after a restored backup. Only the
@@ -154,15 +154,15 @@ class ClusterSource(ABC):
             return if_moved
 
     def is_there(self, lease: Lease) -> bool:
-        """Whether the object from which `of_node` has read `lease` still belongs to the lease."""
+        """Whether the API object from which `of_node` read `lease` exists and still belongs to the lease."""
         return self.holder(lease) is lease
 
     def is_intact(self, lease: Lease, marked: bool) -> bool:
-        """Whether all API objects of the lease exist. `marked`: the last call of `of_node` returned the lease."""
+        """Whether all API objects of the lease exist. `marked` is true if the last `of_node` returned the lease."""
         return marked
 
     def complete(self, lease: Lease) -> bool:
-        """Create the reservation of a lease in an IPPool if it is missing; return whether it was created."""
+        """Create the reservation of a lease in an IPPool if the reservation is missing. Returns whether it was."""
         return False
 
     def read_records(self) -> None:
@@ -181,9 +181,9 @@ class ClusterSource(ABC):
         """Create the lost API objects of a recorded lease again. Raises CniError when a request to the store fails.
 
         Nothing changes if another lease has the address. Nothing changes either if the pool is closed, or one of the
-        stores `others` has the address: then `railcni ipam migrate` has moved the lease, and will update the record. If
-        all objects of the lease are lost, they are created only while the address may be in use, since the record may
-        be left from a sandbox that is gone.
+        stores `others` has the address, because then `railcni ipam migrate` has moved the lease, and will update the
+        record. If all objects of the lease are lost, they are created only while the address may be in use, since the
+        record may belong to a sandbox that is gone.
         """
         with in_use.excluded(self._node_records, lease.attachment) as users:
             record = local.read_record(lease.attachment, self._node_records) if users else None

@@ -1,8 +1,8 @@
 """The collector, which frees the leases of pods that are gone, and restores lost API objects of other leases.
 
-Each agent compares the leases of its node with the pods there. It finds the leases in the node's records, and in the
-API objects with the node's label. The elected agent also reads all leases, and frees dead leases whose node is unknown,
-gone or out of service.
+Each agent compares the leases of its node with the node's pods. It finds the leases in the node's records, and in the
+API objects with the node's label. The elected agent also reads all leases, and frees dead leases of unknown, gone and
+out-of-service nodes.
 
 A lease is dead when its pod is gone or has ended. It is freed when two readings, at least a grace period apart, find it
 dead, and a last request confirms this.
@@ -35,7 +35,7 @@ from ipam.stores.addresslease import objects as addresses
 from ipam.stores.ippool.objects import LIMIT
 
 Steps = Generator[None, None, None]
-_LISTED_GRACES = 10  # grace periods between lists of a node's objects: the server reads all nodes' objects for each
+_LISTED_GRACES = 10  # grace periods between two lists of a node's objects, since each list costs the server much
 
 
 @dataclass
@@ -67,7 +67,7 @@ class Collector:
 
     @property
     def suspects(self) -> list[Lease]:
-        """The leases found dead and not freed yet; a reservation without a lease counts as a lease."""
+        """The leases that were found dead and are not freed yet. A reservation without a lease counts as a lease."""
         trackers = [tracker for source in self._sources for tracker in (source.dead, source.abandoned_dead)]
         return [lease for tracker in trackers for lease in tracker.leases.values()]
 
@@ -97,7 +97,7 @@ class Collector:
 
     def _list(self, source: ClusterSource) -> Steps:
         """Read this node's records and, at intervals or after the store lost a lease, list the node's leases in the
-        store. The caller lists the pods afterwards: a pod is older than its leases, so no existing pod is missed."""
+        store. The caller lists the pods afterwards. As a pod is older than its leases, no existing pod is missed."""
         source.read_records()
         yield
         if monotonic() - source.listed >= _LISTED_GRACES * self.grace or source.has_lost(time_ns() - self.grace * 1e9):
@@ -113,7 +113,7 @@ class Collector:
         leases = {**source.marked, **source.records}
         dead = find_dead(list(leases.values()), pods)
         for key in [key for key in dead if key not in source.records]:
-            if not source.is_there(leases[key]):  # a DEL has freed the lease since the list
+            if not source.is_there(leases[key]):  # a DEL has freed the lease since it was listed
                 del source.marked[key], dead[key]
             yield
         freed: set[Attachment] = set()
@@ -260,8 +260,8 @@ class Collector:
     # --- freeing, with log, metrics and Events ---
 
     def _due(self, tracker: GraceTracker, found: dict[Key, Lease], why: dict[Key, str]) -> list[Key]:
-        """Record in `tracker` that the leases `found` are dead, and log new ones with the reason in `why`. Return the
-        keys of the leases that have been dead for the grace period."""
+        """Record in `tracker` that the leases `found` are dead, and log new dead leases with the reason in `why`.
+        Return the keys of the leases that have been dead for the grace period."""
         for key in found.keys() - tracker.leases.keys():
             self.log.say(
                 "info", f"{why[key]}: it is freed if this is still so in {self.grace:g} s", **_fields(found[key])

@@ -37,10 +37,8 @@ def end_on_signals() -> None:
 
 
 class Task:
-    """A task that is run every `every` seconds: a run takes all steps of the generator `begin()`.
-
-    After a failure it begins again in 1 s. This wait doubles with each failure, up to `longest` seconds (0: `every`).
-    """
+    """A task that is run every `every` seconds. A run takes all steps of the generator `begin()`. After a failure, the
+    next run begins in 1 s. This wait doubles with each failure, up to `longest` seconds (0: `every`)."""
 
     def __init__(self, name: str, every: float, begin: Steps, longest: float = 0.0) -> None:
         self.name = name
@@ -53,7 +51,7 @@ class Task:
         self.steps: Iterator[object] | None = None
 
     def advance(self, log: AgentLog) -> bool:
-        """Run a step; return whether the task's run has ended, with success or with a failure."""
+        """Run a step. Returns whether the task's run has ended, with success or with a failure."""
         if self.steps is None:
             self.steps = self._begin()
         try:
@@ -87,7 +85,7 @@ def run(tasks: list[Task], log: AgentLog) -> NoReturn:
 
 
 def run_once(task: Task, log: AgentLog) -> bool:
-    """Run all steps of a task once; return whether it succeeded."""
+    """Run all steps of a task once. Returns whether the task succeeded."""
     while not task.advance(log):
         pass
     return not task.failed

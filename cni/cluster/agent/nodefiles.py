@@ -22,7 +22,7 @@ from ipam.stores import IN_CLUSTER
 from ipam.stores.apiserver import Api
 from ipam.stores.base import Unreachable
 
-TOKEN_SECONDS = 24 * 3600  # of a requested token; the server may grant less
+TOKEN_SECONDS = 24 * 3600  # the requested lifetime of a token; the server may grant less
 FOLDER, KUBECONFIG, FLAT_FILE, NODE_NAME = "whereabouts.d", "whereabouts.kubeconfig", "whereabouts.conf", "nodename"
 OWN = "agent.kubeconfig"  # in the state directory; it holds no secret
 _MOST_BYTES = 1 << 20
@@ -30,10 +30,8 @@ _OWN_WORDS = "Written by `railcni agent`, again whenever the token or the author
 
 
 def service_account_token(folder: str) -> str:
-    """The service account's token that the kubelet keeps in `folder`; "" if there is none.
-
-    Raises IoFailure when the file cannot be read, and InvalidConfig when the file has no valid token.
-    """
+    """The service account's token that the kubelet keeps in `folder`; "" if there is none. Raises IoFailure when the
+    file cannot be read, and InvalidConfig when the file has no valid token."""
     token = read(f"{folder}/token")
     if token is None:
         return ""
@@ -83,8 +81,8 @@ def flat_file(present: bytes | None, folder: str, datastore: str, choose: Callab
 
     If the file names a store outside of the API server, neither `datastore` nor a kubeconfig is added. If it names no
     store, `choose(proposed)` returns the store to add. For a new file, `datastore` is proposed. For a present file,
-    "kubernetes" (IPPools) is proposed, since whereabouts wrote that file. `folder` is the host's path of whereabouts.d.
-    Raises InvalidConfig when the file is no JSON object, since another program may own it.
+    which whereabouts wrote, "kubernetes" (IPPools) is proposed. `folder` is the host's path of whereabouts.d. Raises
+    InvalidConfig when the file is no JSON object, since another program may own it.
     """
     document: Any = {}
     if present is not None and present.strip():
@@ -131,10 +129,8 @@ def read(path: str) -> bytes | None:
 
 
 def put(folder: str, name: str, data: bytes) -> bool:
-    """Write `data` to the file `name` in `folder` atomically, with mode 0600; return False if nothing had to change.
-
-    Create a missing `folder`, but not its parent, which belongs to the runtime. Raises IoFailure when writing fails.
-    """
+    """Write `data` to the file `name` in `folder` atomically, with mode 0600. Returns False if nothing had to change. A
+    missing `folder` is made, but not its parent, which belongs to the runtime. Raises IoFailure when writing fails."""
     path = f"{folder}/{name}"
     with suppress(OSError):
         if os.stat(path, follow_symlinks=False).st_mode == 0o100600 and read(path) == data:
@@ -169,8 +165,8 @@ class Tokens:
         self._renewal = 0.0
 
     def current(self, own: str, api: Callable[[], Api]) -> str:
-        """The plugins' token, requested again after half its lifetime; without an account, `own`, the agent's token.
-        Raises CniError when a request fails."""
+        """The plugins' token, which is requested again after half its lifetime. Without an account, the result is
+        `own`, the agent's token. Raises CniError when a request fails."""
         if not self._name:
             return own
         if not self._token or self._clock() >= self._renewal:
@@ -197,5 +193,5 @@ class Tokens:
         return answer
 
     def forget(self) -> None:
-        """Forget the token, which the server refuses, so that `current` requests a new one."""
+        """Forget the token, which the server has refused, so that `current` requests a new token."""
         self._token = ""

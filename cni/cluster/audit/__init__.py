@@ -4,11 +4,11 @@
 
 model        pods, nodes, networks and pools as values, parsed from objects of the API            pure
 cluster      a client of the API server, which reads its lists in pages
-snapshot     reads a store and its cluster, and finds faults there by the rules
+snapshot     reads a store and its cluster, and finds faults in them by the rules
 silence      the Leases of agents, which show that an agent is alive, and which agent is elected
 findings     the kinds of findings
 lease_rules  the comparison of leases and reservations with pods; leases of deleted nodes             pure
-store_rules  the faults of a store by itself, and the comparison of leases with records           pure
+store_rules  the faults inside a store, and the comparison of leases with records                 pure
 occupancy    how full a pool is                                                                   pure
 store        the choice of the store for a command or the agent
 in_use       whether an address may be in use on this machine; the locks of an attachment

@@ -1,7 +1,5 @@
-"""The objects of a Kubernetes cluster that `railcni ipam` and the agent read, by the API client of the lease stores.
-
-Lists are read in pages, so a whole list is in memory only if the caller keeps it.
-"""
+"""The objects of a Kubernetes cluster that `railcni ipam` and the agent read with the API client of the lease stores.
+Lists are read in pages, so a whole list is in memory only if the caller keeps it."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ class Cluster:
         self.api = Api(path, seconds, namespace)
 
     def pages(self, resource: str, parse: Callable[[dict[str, Any]], T], **choice: Any) -> Iterator[list[T]]:
-        """Yield the parsed objects of `resource`, page by page; nothing if its CRD is missing.
+        """Yield the parsed objects of `resource`, page by page. Yields nothing if the CRD is missing.
 
         `choice` has parameters of Api.pages. Raises Expired when the reader is too slow; `read_all` then begins again.
         """
@@ -83,12 +81,12 @@ class Cluster:
         return chosen
 
     def move(self, kind: str) -> None:
-        """Change the recorded store of the cluster's nodes to `kind`; do nothing if no store is recorded."""
+        """Change the recorded store of the cluster's nodes to `kind`. Do nothing if no store is recorded."""
         if self.datastore() not in ("", kind):
             self.api.patch(CONFIGMAPS, CHOICE, [{"op": "add", "path": "/data/datastore", "value": kind}])
 
     def used(self) -> list[str]:
-        """The kinds of stores in use: IPPools, if one is not closed by a migration; AddressLeases, if one is held."""
+        """The kinds of stores in use: IPPools if a migration has not closed them all, AddressLeases if one is held."""
         pools = self.pages(POOLS, is_closed, size=_POOLS)
         held = addresses.selector({addresses.STATE: addresses.HELD})
         found = {
@@ -100,7 +98,7 @@ class Cluster:
     # --- pods, nodes, networks ---
 
     def pods(self, node: str = "") -> Iterator[list[Pod]]:
-        """Yield the pods of all namespaces, page by page; if `node` is given, only the pods on this node."""
+        """Yield the pods of all namespaces or, if `node` is given, only those on this node, page by page."""
         return self.pages(PODS, model.parse_pod, namespace=EVERYWHERE, fields=f"spec.nodeName={node}" if node else "")
 
     def pod(self, namespace: str, name: str) -> Pod | None:
@@ -124,7 +122,7 @@ class Cluster:
     # --- whereabouts' objects ---
 
     def pool(self, name: str) -> IPPool | None:
-        """The present IPPool, its leases unparsed; None if it is missing. Raises ValueError for a migrated IPPool."""
+        """The present IPPool with unparsed leases; None if it is missing. Raises ValueError for a migrated IPPool."""
         return self._one(POOLS, lambda document: IPPool(document, 0), name)
 
     def reservation(self, lease: Lease) -> Reservation | None:
@@ -147,11 +145,11 @@ class PoolReading:
         self._networks = networks or []
         self._scopes = {"", *(n.network_name for n in self._networks)}
         self._reserved: dict[str, Reservation] = {}
-        self._leased: set[str] = set()  # the names that the reservations of leases in pools have
+        self._leased: set[str] = set()  # the names of the reservations for leases in pools
         self.faults: list[str] = []  # the faults of pools that cannot be read
 
     def read(self) -> Iterator[list[IPPool]]:
-        """Read the reservations, yielding [] for each page; then yield the pools in pages. Each call begins again."""
+        """Read the reservations, and yield [] for each page. Then yield the pools in pages. Each call begins anew."""
         self._reserved, self._leased, self.faults = {}, set(), []
         for page in self._cluster.pages(RESERVATIONS, Reservation):
             self._reserved.update((one.name, one) for one in page)
@@ -183,10 +181,8 @@ class PoolReading:
 
 
 def read_all(read: Callable[[], Iterable[list[T]]], progress: Callable[[str], object] = str, kind: str = "") -> list[T]:
-    """The objects in all pages of `read()`. If the server's list expires meanwhile, `read` is called again.
-
-    `progress` is called after each page with a text: the count so far, and `kind`.
-    """
+    """The objects in all pages of `read()`. If the server's list expires meanwhile, `read` is called again. After each
+    page `progress` gets a text with the number of objects so far, and `kind`."""
     while True:
         found: list[T] = []
         try:

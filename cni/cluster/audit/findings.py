@@ -36,7 +36,7 @@ INDEX_DIFFERS = "index-differs"
 
 @dataclass(frozen=True)
 class Finding:
-    """A finding, with the whole identity of its lease, so that a later lease of the address is not freed instead.
+    """A finding. It has the whole identity of its lease, so that no later lease of the address is freed instead.
 
     `reservation` is (name, uid) of the lease's reservation, or ("", ""). `store` is the kind of the store that has the
     lease or the reservation.

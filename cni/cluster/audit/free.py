@@ -1,4 +1,4 @@
-"""The freeing of dead leases. A lease is read again, and freed only if it has not changed since it was found dead."""
+"""The freeing of dead leases. A lease is read again, and is freed only if it has not changed meanwhile."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Freeing:
 
     If this machine can tell whether the address is in use (`is_here`), the lease is freed only under the locks of its
     attachment, and only when the address is not in use. `records` are this machine's records. `below` maps a path of
-    the host to its path in this container. A request may take at most `seconds`; 0: the default.
+    the host to its path in this container. A request may take at most `seconds`; 0 means the default.
     """
 
     store: Store
@@ -51,10 +51,10 @@ class Freeing:
     def free_lease(
         self, lease: Lease, check: Check, cooldown: int = 0, dry_run: bool = False, is_ended: bool = False
     ) -> None:
-        """Free the lease. Raises Changed, also from `check(lease)`, when it must stay; CniError when a request fails.
+        """Free the lease. Raises Changed, perhaps by `check(lease)`, when it must stay, CniError when a request fails.
 
-        `cooldown`, in seconds, applies if the lease's record has none. With `dry_run` nothing is freed. `is_ended`: the
-        caller knows that the address is not in use, so the lease is freed even if this process cannot tell.
+        `cooldown`, in seconds, applies if the lease's record has none. With `dry_run` nothing is freed. With
+        `is_ended`, the caller knows that the address is not in use, even if this process cannot tell.
         """
         lease = in_use.recorded(lease, self.records)
         if not self.is_here(lease):
@@ -83,8 +83,7 @@ class Freeing:
                 upkeep.release(lease.attachment, record, where, self.records, self.seconds, kept)
 
     def is_here(self, lease: Lease) -> bool:
-        """Whether this machine can tell if the address is in use: it has a local store, or made or recorded the
-        lease."""
+        """Whether this machine can tell if the address is in use, because it has the store, the lease or a record."""
         if not stores.is_shared(self.store.record()) or lease.boot_id == node.boot_id():
             return True
         if lease.machine and lease.machine == node.machine_id():
@@ -106,5 +105,5 @@ class Freeing:
         if dry_run:
             return
         self.store.cooldown = cooldown
-        if not self.store.release([lease]) and self.store.holder(lease):  # release: 0 if only a reservation was left
+        if not self.store.release([lease]) and self.store.holder(lease):  # `release` counts no reservations
             raise Changed("it has changed meanwhile")

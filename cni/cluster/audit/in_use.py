@@ -1,9 +1,9 @@
 """Whether the address of a lease may be in use on this machine, by the rules of DEL and GC.
 
 An address may be in use while its network namespace exists: at its path, or without a path if a process, a mount or an
-open descriptor keeps it. It may also be in use while its link is visible on the host. After a failed DEL it may be in
-use until a later call has ended the attachment. A link that another plugin or a DRA driver made has no record: then all
-existing namespaces are searched for it.
+open descriptor keeps the namespace. It may also be in use while its link is visible on the host. After a failed DEL it
+may be in use until a later call has ended the attachment. A link that another plugin or a DRA driver made has no
+record, so all existing namespaces are searched for it.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from ipam.group import rails
 from ipam.leases import PART, Lease, recorded_leases
 
 _RIGHTS = 1 << 19 | 1 << 21  # CAP_SYS_PTRACE and CAP_SYS_ADMIN (linux/capability.h)
-ENDED, USED, UNKNOWN = "ended", "used", "unknown"  # the use of an address, in an agent's answers to `railcni cluster`
+ENDED, USED, UNKNOWN = "ended", "used", "unknown"  # the use of an address, as an agent reports it to `railcni cluster`
 
 
 @contextmanager
 def excluded(records: Records, owner: Attachment) -> Iterator[list[Attachment] | None]:
     """Hold the locks of the attachment `owner` and of the links that use its leases.
 
-    Yields the attachments of these links: one or, if the lease is for a group of rails (ipam.group.rails), several.
-    Yields None if a lock is not free, since an ADD or DEL of one of these attachments runs.
+    Yields the attachments of these links: one or, for the lease of a group of rails (ipam.group.rails), several. Yields
+    None if an ADD or DEL of one of these attachments holds a lock.
     """
     users = rails.users(owner, records.read(owner, PART))
     with ExitStack() as locks:
@@ -58,7 +58,7 @@ def recorded(lease: Lease, records: Records) -> Lease:
 
 
 def use(lease: Lease, records: Records, below: Callable[[str], str] = str) -> tuple[str, str]:
-    """Return ENDED, USED or UNKNOWN for the lease's address on this machine, and the reason. `below`: see `may_be`."""
+    """Return (ENDED, USED or UNKNOWN, reason) for the lease's address on this machine. `may_be` explains `below`."""
     lease = recorded(lease, records)
     if records.read(lease.attachment, PART) is None and not (lease.netns and lease.node):
         return UNKNOWN, "no record there tells of it"
@@ -74,8 +74,8 @@ def use(lease: Lease, records: Records, below: Callable[[str], str] = str) -> tu
 def may_be(lease: Lease, users: Sequence[Attachment], records: Records, below: Callable[[str], str] = str) -> bool:
     """Whether the address may be in use by the links of `users`. Raises OSError when this is unknown.
 
-    `below` maps a path of the host to its path in this container. A process in a container sees no process and no link
-    of the host, and only propagated mounts, so it may be unable to tell.
+    `below` maps a path of the host to its path in this container. A process in a container sees no process or link of
+    the host, and only propagated mounts. So it may be unable to tell whether the address is in use.
     """
     names = netns_users.names(lease.netns)
     if any(netns.exists(below(path)) for path in names):
@@ -121,7 +121,7 @@ def _tells(path: str, sees_all: bool, is_chosen: bool) -> bool:
 
 
 def _mount_of(folder: str) -> tuple[bool, bool]:
-    """Return whether `folder` is a mount point, and whether the node's mounts below it propagate to this process."""
+    """Return (whether `folder` is a mount point, whether the node's mounts below it propagate to this process)."""
     opened = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with open(f"/proc/self/fdinfo/{opened}", "rb") as lines:
@@ -153,8 +153,8 @@ def _is_in_use(link: dict[str, Any]) -> bool:
 def _is_shown(lease: Lease, named: bool) -> bool:
     """Whether a network namespace of this machine has a link with the lease's ifname and address.
 
-    `named`: it is known that no namespace is mounted at the lease's netns path. Then namespaces that are mounted at
-    another file name are skipped, since they belong to other sandboxes.
+    If `named` is true, no namespace is mounted at the lease's netns path. Then namespaces that are mounted at another
+    file name are skipped, since they belong to other sandboxes.
     """
     wanted, mounted = lease.text, netns_users.mounted()
     for namespace in netns_users.all_kept():

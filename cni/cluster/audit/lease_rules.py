@@ -1,9 +1,10 @@
 """The rules for leases and reservations, compared with live pods and the addresses in their network-status. Pure.
 
 A lease is dead only when its address cannot be in use: its pod is gone, has ended, or was replaced by another pod with
-the same name; and no other pod has the address in its network-status. A lease stays while its pod is pending, since the
-pod may soon use the address; while it belongs to an IPAMClaim, which outlives the pod; and while its node is not ready,
-since a deleted pod may still run there. The elected agent frees the leases of nodes that are gone (`is_abandoned`).
+the same name, and no other pod has the address in its network-status. A lease stays while its pod is pending, since the
+pod may soon use the address. It stays while its node is not ready, since a deleted pod may still run. A lease of an
+IPAMClaim stays, since the claim outlives the pod. The elected agent frees leases of nodes that are gone
+(`is_abandoned`).
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class AuditRules:
                 yield from self._reservation_of(lease)
 
     def lease(self, lease: Lease) -> Finding | None:
-        """The finding about a lease and its pod; None when the lease has no fault, or cannot be judged."""
+        """The finding about a lease and its pod; None when the lease has no fault or its state is unknown."""
         if lease.claimed:
             return self._of(lease, kinds.LEASE_CLAIMED, KEEP, "belongs to an IPAMClaim, which outlives the pod")
         pods = self._all.pods
@@ -105,7 +106,7 @@ class AuditRules:
         return None
 
     def _dead(self, lease: Lease, kind: str, why: str) -> Finding:
-        """The finding about a lease that its pod does not use. Its action is RECLAIM, or LOOK if a use is possible."""
+        """The finding about a lease that its pod does not use. The action is RECLAIM, or LOOK if a use is possible."""
         users = [str(pod) for pod, interface in self._users[lease.address] if self._draws(interface, lease)]
         if users:
             return self._of(lease, kind, LOOK, f"{why}, but pod {users[0]} uses the address")
@@ -290,10 +291,10 @@ def blocker(
 
     A pod that was deleted from the API may still run if its node does not answer, or if the deletion was forced and the
     pod ends slowly. Only the agent of the pod's node can see this. `seen_on` is the node on which the API showed the
-    pod: "" if on several nodes, None if on none. `is_over`: the API shows that the pod's containers have ended. `named`
+    pod: "" for several nodes, None for no node. `is_over`: the API shows that the pod's containers have ended. `named`
     are the nodes that leases name. If the lease's node has no Node object, the node was deleted, or has another name in
     Kubernetes. If it has another name, it may be any node that is not ready and not in `named`. `alive` are the nodes
-    whose agents renew their Leases: they may run pods even without a Node object.
+    whose agents renew their Leases. Such a node may run pods even without a Node object.
     """
     for name in (seen_on, lease.node):
         if name and name not in nodes and name in alive:

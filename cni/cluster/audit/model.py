@@ -35,7 +35,7 @@ _PLUGINS = ("whereabouts", "railcni-whereabouts")
 
 @dataclass(frozen=True)
 class PodInterface:
-    """An interface in a pod's network-status, which Multus writes; `network` is "namespace/name" of its NAD."""
+    """An interface in a pod's network-status, which Multus writes. `network` is the "namespace/name" of its NAD."""
 
     network: str
     ifname: str
@@ -46,7 +46,7 @@ class PodInterface:
 class Pod:
     """A pod. `interfaces` is None while the pod has no network-status.
 
-    `static_uid` is the UID that the kubelet gives to a static pod and passes to the plugins; the API has another one.
+    `static_uid` is the UID that the kubelet gives to a static pod and passes to the plugins; the API has another UID.
     """
 
     namespace: str
@@ -95,7 +95,7 @@ class Node:
 
 @dataclass(frozen=True)
 class IpamBlock:
-    """An ipam block in a NAD. `name` is "namespace/name" of the NAD, `cni_name` the name in its CNI configuration."""
+    """An ipam block in a NAD. `name` is the NAD's "namespace/name", `cni_name` the name in its CNI configuration."""
 
     name: str
     cni_name: str
@@ -118,7 +118,7 @@ class IpamBlock:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The content of a store and its cluster at one time. Members not read are None; rules that need them are skipped.
+    """The content of a store and its cluster at one time. If a member was not read (None), its rules are skipped.
 
     `kind` is the store's kind. `agents` are the nodes whose agents may be alive. `nads` are the names of all NADs,
     "namespace/name", of any IPAM. For a file store, `records` are this node's records of the store, and `counted` the
@@ -146,7 +146,7 @@ class Snapshot:
 
 
 def parse_pod(document: Mapping[str, Any]) -> Pod:
-    """Parse an object of the API as a pod."""
+    """Convert an object of the API to a pod."""
     metadata, status = document.get("metadata") or {}, document.get("status") or {}
     annotations = metadata.get("annotations") or {}
     told = next((annotations[key] for key in STATUS_ANNOTATIONS if annotations.get(key)), "")
@@ -163,7 +163,7 @@ def parse_pod(document: Mapping[str, Any]) -> Pod:
 
 
 def parse_node(document: Mapping[str, Any]) -> Node:
-    """Parse an object of the API as a node."""
+    """Convert an object of the API to a node."""
     conditions = (document.get("status") or {}).get("conditions") or []
     taints = (document.get("spec") or {}).get("taints") or []
     return Node(
@@ -174,10 +174,7 @@ def parse_node(document: Mapping[str, Any]) -> Node:
 
 
 def parse_networks(document: Mapping[str, Any]) -> list[IpamBlock]:
-    """The ipam blocks of the types whereabouts and railcni-whereabouts in a NetworkAttachmentDefinition.
-
-    Blocks that cannot be read are left out.
-    """
+    """The readable ipam blocks of type whereabouts or railcni-whereabouts in a NetworkAttachmentDefinition."""
     metadata = document.get("metadata") or {}
     try:
         config = json.loads((document.get("spec") or {}).get("config") or "{}")
@@ -193,7 +190,7 @@ def parse_networks(document: Mapping[str, Any]) -> list[IpamBlock]:
 
 
 def nad_name(document: Mapping[str, Any]) -> str:
-    """ "namespace/name" of an object, as in network-status."""
+    """The "namespace/name" of an object, as in network-status."""
     metadata = document.get("metadata") or {}
     return f"{metadata.get('namespace') or ''}/{metadata.get('name') or ''}"
 
@@ -223,8 +220,8 @@ def parse_pool(
 ) -> IPPool:
     """The IPPool in an object of the API, with its leases. Raises ValueError when spec.range is no CIDR.
 
-    `reservation_of` returns a reservation by name. `networks` show which networks have one pool per node (node slices):
-    the name of such a pool has the name of the network and that of the node.
+    `reservation_of` returns a reservation by name. `networks` show which networks have one pool per node (node slices).
+    The name of such a pool has the names of the network and the node.
     """
     pool = IPPool(dict(document), len(json.dumps(document, separators=(",", ":"))))
     scope = pool.named_scope()

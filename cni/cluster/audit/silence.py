@@ -3,16 +3,15 @@ The Lease of the election shows which agent frees the address leases of nodes wi
 
 A node's Lease has the name `node-NAME`; the Lease of the election has another prefix. Their namespace has no other
 Leases. An agent renews its Lease once a minute: 8 small requests a second in a cluster of 500 nodes. The Node is not
-the Lease's owner, since the Lease must outlive it. The elected agent deletes the Lease of a node that is gone for good.
+the Lease's owner, since the Lease must outlive the Node. The elected agent deletes the Lease of a deleted node.
 
 The protocol of the election is that of client-go (tools/leaderelection). The leader measures the time since the start
-of its last renewal, by a clock that runs while the machine sleeps. It stops freeing leases after two thirds of the
-Lease's duration. Each other candidate takes the Lease when, by its own clock, it has seen no renewal for the whole
-duration.
+of its last renewal, by a clock that runs while the machine sleeps. After two thirds of the Lease's duration it stops
+freeing leases. Another candidate takes the Lease when, by its own clock, it has seen no renewal for the whole duration.
 
 An earlier version had the election in the namespace of the address leases, so during an update two agents may be
-elected. Both may find the same address lease dead, but no address is given twice: each agent reads it again right
-before the deletion, and the server deletes only the version that was read. The second deletion fails.
+elected. Both may find the same address lease dead, but no address is given twice: each agent reads the lease again
+right before the deletion, and the server deletes only the version that was read. The second deletion fails.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ def renew(api: Api, node: str, seconds: float) -> None:
 
 
 def delete(api: Api, metadata: dict[str, Any]) -> bool:
-    """Delete a gone node's Lease; return False if the Lease has changed. Raises CniError when the request fails."""
+    """Delete the Lease of a deleted node. Returns False if the Lease has changed. Raises CniError on failure."""
     try:
         api.delete(LEASES, metadata["name"], metadata["uid"], metadata["resourceVersion"], NAMESPACE)
     except (Conflict, NotFound):
@@ -75,8 +74,8 @@ class SilenceWatch:
     """A watch for silent agents. It does not use the times in Leases, since the clocks of nodes differ.
 
     An agent is silent when its Lease has not changed for `grace` seconds or, if that is longer, for its
-    leaseDurationSeconds, at most 600. So after a single reading no agent is silent. After a long pause between two
-    readings the counting begins again, since perhaps no agent could renew its Lease in the pause.
+    leaseDurationSeconds (at most 600). So no agent is silent after the first reading. After a long pause between two
+    readings the time is counted anew, since perhaps no agent could renew its Lease in the pause.
     """
 
     _LONGEST = 600.0
@@ -127,7 +126,7 @@ class Election:
         self.holder = ""  # the last known holder
 
     def is_elected(self) -> bool:
-        """Whether this candidate holds the Lease now. It no longer does when its last renewal is too old."""
+        """Whether this candidate holds the Lease now, and its last renewal is recent enough."""
         return self._clock() < self._until
 
     def renew(self, api: Api) -> None:
@@ -171,7 +170,7 @@ class Election:
         return now >= self._observed_at + (seconds if isinstance(seconds, int) else self._seconds)
 
     def _read(self, api: Api) -> tuple[str, dict[str, Any]]:
-        """Return resourceVersion and spec of the Lease; "" and {} when there is no Lease."""
+        """Return (resourceVersion, spec) of the Lease; ("", {}) when there is no Lease."""
         try:
             found, _ = api.get(LEASES, _ELECTION, namespace=NAMESPACE)
         except NotFound:

@@ -1,7 +1,5 @@
-"""Reads a store of any kind, and the pods and nodes of its cluster, and audits them by the rules.
-
-The reading changes nothing: it gets objects, lists them in pages, and reads files.
-"""
+"""Read a store of any kind, and the pods and nodes of its cluster, and audit them by the rules. Nothing is changed:
+objects are read one by one or in pages, and files are read."""
 
 from __future__ import annotations
 
@@ -44,10 +42,8 @@ class Audit:
 
 
 def audit(choices: Sequence[Choice], progress: Progress) -> Audit:
-    """Audit the stores `choices`; several stores must belong to one cluster.
-
-    Raises CniError when a store, or the pods of a cluster, cannot be read.
-    """
+    """Audit the stores `choices`. If there are several, they must belong to one cluster. Raises CniError when a store,
+    or the pods of a cluster, cannot be read."""
     choice = choices[0]
     if not choice.is_shared:
         return _at_files(choice, progress)
@@ -79,7 +75,7 @@ def audit(choices: Sequence[Choice], progress: Progress) -> Audit:
 
 
 def _elsewhere(cluster: Cluster) -> list[Finding]:
-    """The findings about pools of this namespace that exist in another namespace too."""
+    """The findings about pools of the cluster's namespace that exist in another namespace too."""
     own = cluster.api.access.namespace
     found = read_all(lambda: cluster.pages(POOLS, lambda one: one["metadata"], namespace=EVERYWHERE, brief=True))
     places = [(metadata["name"], metadata["namespace"]) for metadata in found]
@@ -92,7 +88,7 @@ def _elsewhere(cluster: Cluster) -> list[Finding]:
 
 
 def _findings(snapshots: Sequence[Snapshot]) -> list[Finding]:
-    """The findings in all stores, each once. The finding "pod without lease" is left out if any store has the lease."""
+    """All findings of the stores, without duplicates, and without "pod without lease" if any store has the lease."""
     given = {(lease.text, lease.pod_ref) for snapshot in snapshots for lease in snapshot.leases}
     found: dict[tuple[object, ...], Finding] = {}
     for snapshot in snapshots:
@@ -108,7 +104,7 @@ def _findings(snapshots: Sequence[Snapshot]) -> list[Finding]:
 
 
 def read(choice: Choice, progress: Progress = str, pool: str = "") -> Snapshot:
-    """The content of the chosen store or, if `pool` is given, of this pool alone. `progress` gets texts to show."""
+    """The content of the chosen store or, if given, only of `pool`. `progress` gets texts to show."""
     if choice.kind != "kubernetes":
         return _of_store(choice, progress, pool)
     cluster = Cluster(choice.kubeconfig, choice.namespace)
@@ -118,10 +114,8 @@ def read(choice: Choice, progress: Progress = str, pool: str = "") -> Snapshot:
 
 
 def given_part(choice: Choice, found: Snapshot) -> Snapshot:
-    """Return `found` with networks, whose ranges show which addresses a pool may lease.
-
-    If `found` has no networks, they are read: from NADs for a store in a cluster, otherwise from libcni's cache.
-    """
+    """Return `found` with networks, whose ranges show which addresses a pool may lease. If `found` has no networks,
+    they are read: from NADs for a store in a cluster, otherwise from libcni's cache."""
     if found.networks:
         return found
     if choice.kind in stores.IN_CLUSTER:
@@ -148,7 +142,7 @@ def _content(choice: Choice, progress: Progress) -> Snapshot:
 
 
 def _of_store(choice: Choice, progress: Progress, pool: str = "") -> Snapshot:
-    """The content of a store other than IPPools or, if `pool` is given, of this pool alone."""
+    """The content of a store other than IPPools or, if given, only of its pool `pool`."""
     store, found = choice.open(READ), []
     with store.session():  # the pages of one reading belong together
         for lease in store.leases(pool or None):
@@ -159,7 +153,7 @@ def _of_store(choice: Choice, progress: Progress, pool: str = "") -> Snapshot:
 
 
 def _of_pools(cluster: Cluster, networks: list[IpamBlock], progress: Progress, pool: str = "") -> Snapshot:
-    """The content of the IPPools of a cluster or, if `pool` is given, of this pool alone."""
+    """The content of a cluster's IPPools or, if given, only of the IPPool `pool`."""
     progress("reading pools and reservations")
     reading = PoolReading(cluster, networks)
     states = sorted((s for s in read_all(reading.read) if pool in ("", s.name)), key=lambda state: state.name)
@@ -201,8 +195,8 @@ def record_of(attachment: Attachment, choice: Choice) -> Mapping[str, Any] | Non
 
 
 def is_there(lease: Lease, users: Sequence[Attachment]) -> bool | None:
-    """Whether a link of the attachments `users` may still have the lease's address; None if this cannot be known, as
-    for a device of DRA, whose netns is recorded as /dev/null."""
+    """Whether a link of the attachments `users` may still have the lease's address; None if this is unknown, as for a
+    device of DRA, whose recorded netns is /dev/null."""
     try:
         if in_use.may_be(lease, users, Records(STATE)):
             return True

@@ -22,9 +22,7 @@ SECONDS = 30.0  # for one request
 
 class Choice:
     """A chosen store. `store_ref` is its reference (ipam.stores.ref_of), `cooldown` the flat file's value in seconds.
-
-    `kubeconfig` is the path of a cluster's kubeconfig, or "". `namespace` has the leases; "": that of the kubeconfig.
-    """
+    `kubeconfig` is the path of a cluster's kubeconfig, or "". `namespace` has the leases; "" means the kubeconfig's."""
 
     def __init__(self, store_ref: dict[str, Any], kubeconfig: str = "", namespace: str = "", cooldown: int = 0) -> None:
         self.store_ref = {**store_ref, "namespace": namespace} if namespace else store_ref
@@ -81,12 +79,12 @@ def of_flat_file(config: str = "") -> Choice:
 
 
 def kubeconfig_of(path: str) -> str:
-    """Return the absolute path of the kubeconfig `path`, "" for "". Raises InvalidConfig if it cannot be read."""
+    """Make the path of a kubeconfig absolute; "" stays "". Raises InvalidConfig if the file cannot be read."""
     return readable(path, f'--kubeconfig "{path}"') if path else ""
 
 
 def readable(path: str, named: str) -> str:
-    """Return `path` as an absolute path. Raises InvalidConfig, beginning with `named`, when it cannot be read."""
+    """Make `path` absolute. Raises InvalidConfig, whose message begins with `named`, if the file cannot be read."""
     if not os.access(path, os.R_OK):
         why = "there is no such file" if is_missing(path) else "it cannot be read"
         raise InvalidConfig(f"{named}: {why}")
@@ -94,7 +92,7 @@ def readable(path: str, named: str) -> str:
 
 
 class _Files(Files):
-    """Access to all files that the user may read, and all hosts. A network's configuration may use only some."""
+    """Access to all hosts and all files that the user may read, unlike a network, which the node's policy limits."""
 
     def follow(self, path: str, roots: str = "", /) -> str:
         return path

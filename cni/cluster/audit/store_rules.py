@@ -76,11 +76,11 @@ def _counts(snapshot: Snapshot) -> Iterator[Finding]:
 
 # --- the keys of etcd ---
 
-_ALONE = (b"cooling", b"former", b"full", b"void")  # keys that belong to no lease; "full" is of earlier versions
+_ALONE = (b"cooling", b"former", b"full", b"void")  # keys that belong to no lease; earlier versions wrote "full"
 
 
 def find_in_keys(entries: Mapping[bytes, bytes], keys: Keys) -> tuple[list[Lease], list[Finding]]:
-    """Return the leases and findings in `entries`, the keys and values of a store. A key whose lease is missing is a
+    """Return (leases, findings) from `entries`, the keys and values of a store. Each key without its lease is a
     finding."""
     leases: list[Lease] = []
     found: list[Finding] = []
