@@ -1,4 +1,4 @@
-"""Choose each resource's PCI functions, and the number, device nodes and properties of its devices. Pure."""
+"""Choose the PCI functions of each resource, and the number, device nodes and properties of its devices. Pure."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Offer:
     """Devices that have the same device nodes: the devices of a shared NIC, or one exclusive function.
 
     `ids` are the devices' names in kubelet. `name` is the PCI address, the name of a software verbs device, or "all"
-    for `allNics`. Offers of one NIC have the same `group`. `fault` is the reason why the devices are not healthy, or
-    "". `gids` is the number of GIDs that are kept free for each device. For an exclusive function, `info` is the
-    content of the variable PCIDEVICE_…_INFO, and `file` is the content of the device-info file.
+    for `allNics`. Offers of one NIC have the same `group`. `fault` is the reason why the devices are unhealthy, or "".
+    `gids` is the number of GIDs that are kept free for each device. For an exclusive function, `info` is the content of
+    the variable PCIDEVICE_…_INFO, and `file` is the content of the device-info file.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Offer:
 @dataclass(frozen=True)
 class Resource:
     """A resource and its offers. `limit` is the reason why it has fewer devices than the configuration asks for, or "".
-    `unchosen` is the reason why it has no offer, or ""; it is also "" if `withheld` has functions."""
+    `unchosen` is the reason why it has no offer; "" if it has offers, or if `withheld` has functions."""
 
     name: str
     offers: tuple[Offer, ...] = ()
@@ -70,8 +70,8 @@ class Resource:
 
 
 def resources(configured: Iterable[Shared | Exclusive], host: Host) -> list[Resource]:
-    """Return all configured resources with the devices of `host`. A function goes to the first exclusive resource whose
-    selectors match it. Shared resources with the same NIC divide its GIDs among them."""
+    """Return all configured resources with the devices of `host`. The first exclusive resource whose selectors match a
+    function gets the function. Shared resources with the same NIC divide the NIC's GIDs among them."""
     taken: set[str] = set()
     configured = list(configured)
     chosen = {
@@ -95,9 +95,9 @@ def resources(configured: Iterable[Shared | Exclusive], host: Host) -> list[Reso
 
 @dataclass
 class _Candidate:
-    """A NIC that matches the selectors of a shared resource, and `most`, the number of devices that it can have.
-    `offer` has no devices yet. `room` is the number of entries in the GID tables of the NIC's ports; `free` is the
-    number of entries that devices can use. Both are 0 if GIDs do not limit the devices."""
+    """A NIC that matches the selectors of a shared resource, and `most`, the number of devices that the NIC can have.
+    `offer` has no devices yet. `room` is the number of entries in the GID tables of the NIC's ports, `free` the number
+    of entries that devices can use. Both are 0 if GIDs do not limit the devices."""
 
     most: int
     offer: Offer
@@ -106,7 +106,7 @@ class _Candidate:
 
 
 def _candidate(nic: Function, resource: Shared, host: Host) -> _Candidate:
-    """Return `nic` as a candidate. Without `gidsPerDevice`, each device takes _ADDRESSES GIDs per RoCE version."""
+    """Make a candidate of `nic`. Without `gidsPerDevice`, each device takes _ADDRESSES GIDs per RoCE version."""
     every = [port for name in nic.verbs if name in host.devices for port in host.devices[name].ports]
     ports = [port for port in every if port.netdev in resource.selectors.ifNames] or every
     nodes = _rdma_nodes(nic, resource.umad, host)
@@ -118,15 +118,15 @@ def _candidate(nic: Function, resource: Shared, host: Host) -> _Candidate:
     if resource.gidsPerDevice == 0 or not ports or not all(port.is_roce and port.room for port in ports):
         return _Candidate(resource.rdmaHcaMax, offer)
     cost = resource.gidsPerDevice or _ADDRESSES * max(len({gid.kind for gid in port.gids}) or 1 for port in ports)
-    # entries that are not the host's own; a device uses one port, so the remainder of a port is of no use
+    # the entries that are not the host's own, rounded down at each port, since a device uses one port
     free = [port.room - sum(not gid.ndev or gid.ndev in port.links for gid in port.gids) for port in ports]
     room = sum(port.room for port in ports)
     return _Candidate(resource.rdmaHcaMax, replace(offer, gids=cost), sum(n - n % cost for n in free), room)
 
 
 def _divide(candidates: Sequence[_Candidate]) -> None:
-    """Reduce `most` of each candidate to the devices for which its NIC has GIDs. Candidates with the same NIC share
-    its GIDs evenly; GIDs that one candidate does not need are divided evenly among the others."""
+    """Reduce `most` of each candidate to the number of devices for which its NIC has GIDs. Candidates with the same NIC
+    share its GIDs evenly. GIDs that one candidate does not need are divided evenly among the others."""
     by_nic: dict[str, list[_Candidate]] = {}
     for candidate in candidates:
         if candidate.offer.gids:
@@ -138,10 +138,10 @@ def _divide(candidates: Sequence[_Candidate]) -> None:
 
 
 def _shared(resource: Shared, nics: Sequence[_Candidate]) -> Resource:
-    """Return the resource with rdmaHcaMax devices, fewer when GIDs are short, spread evenly over the NICs."""
+    """Return the resource with rdmaHcaMax devices, or fewer if GIDs are short, spread evenly over the NICs."""
     bounds = [nic.most for nic in nics]
     offers = [nic.offer for nic in nics]
-    if resource.allNics and nics:  # one offer with the nodes of all healthy NICs; healthy while any of them is
+    if resource.allNics and nics:  # one offer with the nodes of all healthy NICs, which is healthy if any NIC is
         well = [offer for offer in offers if not offer.fault]
         nodes = tuple(dict.fromkeys(node for offer in well or offers for node in offer.nodes))
         numa = tuple(sorted({number for offer in offers for number in offer.numa_nodes}))
@@ -156,7 +156,7 @@ def _shared(resource: Shared, nics: Sequence[_Candidate]) -> Resource:
 
 
 def _limit(resource: Shared, nics: Sequence[_Candidate], count: int) -> str:
-    """The reason why `count` is less than rdmaHcaMax; "" when it is not less, or when GIDs are not the reason."""
+    """The reason why GIDs limit `count` to less than rdmaHcaMax; "" if they do not."""
     bound = [nic for nic in nics if nic.offer.gids]
     if count == resource.rdmaHcaMax or not bound:
         return ""
@@ -171,7 +171,7 @@ def _span(numbers: Sequence[int]) -> str:
 
 
 def spread(total: int, bounds: Sequence[int]) -> list[int]:
-    """Divide `total` as evenly as possible into one part for each of `bounds`; no part is above its bound."""
+    """Divide `total` as evenly as possible into one part for each of `bounds`. No part is above its bound."""
     counts = [0] * len(bounds)
     left = total
     for done, place in enumerate(sorted(range(len(bounds)), key=bounds.__getitem__)):  # the smallest bound first
@@ -184,8 +184,8 @@ def spread(total: int, bounds: Sequence[int]) -> list[int]:
 
 
 def exclusive(resource: Exclusive, host: Host, taken: set[str]) -> Resource:
-    """Return the resource with the matching functions, and add these to `taken`. Left out are PFs that have VFs,
-    functions that are in `taken` already, and functions that the node itself needs."""
+    """Return the resource with the matching functions, and add these to `taken`. PFs that have VFs, functions that are
+    in `taken` already, and functions that the node itself needs are left out."""
     offers, withheld = [], {}
     for selectors in resource.selectors:
         for function in host.functions:
@@ -261,7 +261,7 @@ def _rdma_nodes(function: Function, umad: bool, host: Host) -> tuple[DeviceNode,
 
 
 def _fault(function: Function, nodes: Sequence[DeviceNode], host: Host) -> str:
-    """The reason why a container cannot use the function, or ""; the state of its port is not considered."""
+    """The reason why a container cannot use the function, or "". The state of the function's port does not matter."""
     if not function.driver:
         return f"{function.id} has no driver"
     if function.driver == VFIO and not function.iommu_group:

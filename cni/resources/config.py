@@ -1,7 +1,7 @@
 """The configuration of resources. A file may have the `configList` of the RDMA shared device plugin and the
-`resourceList` of the SR-IOV device plugin, both unchanged, the wanted virtual functions (`virtualFunctions`, or objects
-of sriov-network-operator), and the NICs of each rail group (`rails`). As in Go's encoding/json, keys match in any case,
-null counts as absent, and unknown keys are ignored; each unknown key also gets a warning.
+`resourceList` of the SR-IOV device plugin, both unchanged. It may also have the wanted virtual functions
+(`virtualFunctions`, or objects of sriov-network-operator), and the NICs of each rail group (`rails`). As in Go's
+encoding/json, keys match in any case, null counts as absent, and unknown keys are ignored, but with a warning.
 
 If a member of a list has a fault, only this member is ignored. Pure.
 """
@@ -34,9 +34,7 @@ _UNASKED = {"nodeSelector"}
 class Config:
     """The content of all configuration files. `policies` are sorted by precedence. `period` is the time, in seconds,
     between two readings of the devices; 0 means that they are read once. `findings` are the faults and unknown keys.
-
-    `is_whole` is False when a file could not be read at all, so its resources are not known.
-    """
+    `is_whole` is False when a whole file could not be read, so that its resources are unknown."""
 
     resources: list[Shared | Exclusive] = field(default_factory=list)
     policies: list[VfPolicy] = field(default_factory=list)
@@ -77,7 +75,7 @@ def is_own(document: Any) -> bool:
 
 
 def read_document(scope: Scope, config: Config) -> None:
-    """Add the content of one document to `config`. `scope` is the document, with the list of findings of `config`."""
+    """Add the content of the document in `scope` to `config`. Findings of `scope` are those of `config`."""
     root = scope.root
     if isinstance(root.data, dict) and root.data.get("kind") == _KIND:
         _policy(scope, ("spec",), root.data.get("spec"), config)
@@ -105,7 +103,7 @@ def read_document(scope: Scope, config: Config) -> None:
 
 
 def _members(scope: Scope, key: str) -> list[tuple[int, Any]]:
-    """Return the members of the list `key` as (index, value). Note a fault if it is no list, or is empty."""
+    """Return (index, value) of each member of the list `key`. Add a fault if `key` is no list, or is empty."""
     member = scope.root.member(key)
     if member is None:
         return []
@@ -142,8 +140,8 @@ def _policy(scope: Scope, keys: Keys, given: Any, config: Config) -> None:
 
 
 def check_policy(scope: Scope, keys: Keys, selector: NicSelector, number: int, has_rdma_and_vfio: bool) -> None:
-    """Add the errors of the policy at the path `keys` to the findings of `scope`: VFs in `selector` that are not
-    among the policy's `number` VFs, and RDMA for VFs with the driver vfio-pci. `railcni nad lint` calls this too."""
+    """Add the errors of the policy at the path `keys` to the findings of `scope`: VFs in `selector` beyond the policy's
+    `number` of VFs, and RDMA for VFs with the driver vfio-pci. `railcni nad lint` calls this too."""
     if has_rdma_and_vfio:
         message = f"{VFIO} with isRdma: a VF of {VFIO} has neither netdev nor verbs device"
         scope.error((*keys, "deviceType"), message, "write deviceType: netdevice")

@@ -24,13 +24,13 @@ PERMISSIONS = "rw"
 _CDI_VERSION = "0.5.0"  # the first version that has hostPath, and names that begin with a digit
 DRIVER = "railcni.io"
 KIND = f"{DRIVER}/claim"
-PREFIX = f"dra.{DRIVER}-"  # of CDI files; the device plugin has another prefix, and removes its own files by it
+PREFIX = f"dra.{DRIVER}-"  # of CDI files; the device plugin removes its own CDI files by another prefix
 
 Record = dict[str, Any]
 
 
 def variables(resource: Resource, offers: Sequence[Offer]) -> dict[str, str]:
-    """The environment variables that name the functions `offers` of an exclusive resource; {} for a shared one."""
+    """The environment variables that name the functions `offers` of an exclusive resource; {} for a shared resource."""
     if not resource.is_exclusive:
         return {}
     variable = "PCIDEVICE_" + resource.name.replace("/", "_").replace(".", "_").upper()
@@ -72,7 +72,7 @@ def remove_others(folder: str, prefix: str, wanted: Container[str]) -> None:
 
 
 def named(claim: Record) -> str:
-    """The claim's name in messages."""
+    """The name of a claim in messages."""
     return f"ResourceClaim {claim['namespace']}/{claim['name']}"
 
 
@@ -87,7 +87,7 @@ def records_folder(kubelet: str) -> str:
 
 
 def records(folder: str) -> list[Record]:
-    """All records in `folder`. Raises OSError when a file cannot be read."""
+    """The records of all claims in `folder`. Raises OSError when a file cannot be read."""
     names = sorted(name for name in files.names_in(folder) if name.endswith(".json") and name[0] != ".")
     return [record for name in names if (record := read_record(folder, name.removesuffix(".json")))]
 

@@ -1,5 +1,5 @@
-"""Pydantic models of the configuration. The keys and their meaning are from the RDMA shared device plugin, the SR-IOV
-device plugin and, for virtual functions, SriovNetworkNodePolicy.
+"""Pydantic models of the configuration. The keys and their meaning are those of the RDMA shared device plugin, the
+SR-IOV device plugin and, for virtual functions, SriovNetworkNodePolicy.
 
 Sources: README.md of Mellanox/k8s-rdma-shared-dev-plugin and of k8snetworkplumbingwg/sriov-network-device-plugin;
 api/v1/sriovnetworknodepolicy_types.go of k8snetworkplumbingwg/sriov-network-operator.
@@ -22,7 +22,7 @@ OTHER_PLUGIN = "leave this resource to the SR-IOV device plugin"
 _LONGEST_NAME = 63  # characters of the name of a Kubernetes object or of a ResourceSlice's device
 _IDS = 'write a list of IDs such as ["15b3"]'
 _SWITCH = "write true or false"
-FIXES = {  # remedies by the last key of a fault; a list's remedy is for members whose keys contradict each other
+FIXES = {  # remedies by the last key of a fault; the remedy of a list is for contradictory keys of a member
     "configList": 'write either "devices": ["ens2f0"] or "selectors": {"ifNames": ["ens2f0"]}',
     "resourceName": "write a name such as hca_shared_devices_a",
     "resourcePrefix": "write a domain such as rdma or example.com",
@@ -104,7 +104,7 @@ LinkTypes = list[Literal["ether", "infiniband"]]
 
 
 class _Model(GoModel, BaseModel):
-    """A GoModel: keys match as in Go's encoding/json. BaseModel is a base too, so that ruff allows mutable defaults."""
+    """A GoModel, whose keys match as in Go's encoding/json. With the base BaseModel, ruff allows mutable defaults."""
 
 
 class Selectors(_Model):
@@ -180,7 +180,7 @@ class Exclusive(_Resource):
 
 class RailNics(_Model):
     """The NICs of a rail group, in the order of the rails. Each NIC is a netdev or a PCI address, as in the key
-    `rail.nics` of a network. The configuration's list `rails`, a key of this project, consists of these objects."""
+    `rail.nics` of a network. The configuration's list `rails`, a key of this project, has these objects."""
 
     group: Annotated[str, AfterValidator(rail.group)]
     nics: Annotated[Texts, Field(min_length=1, max_length=rail.MOST_RAILS)]
@@ -203,7 +203,7 @@ class NicSelector(_Model):
 
 class VfPolicy(_Model):
     """The number and kind of the VFs of selected cards: the spec of a SriovNetworkNodePolicy. When two policies select
-    one VF, the policy with the lower `priority` applies; with equal priority, the first policy."""
+    one VF, the policy with the lower `priority` applies or, if these are equal, the first policy."""
 
     nicSelector: NicSelector
     numVfs: Annotated[int, Field(ge=0, le=MOST_VFS)]
@@ -220,7 +220,7 @@ class VfPolicy(_Model):
 
     @property
     def chosen(self) -> list[tuple[str, list[tuple[int, int]]]]:
-        """The names in `pfNames` and `rootDevices`, each with its VF ranges (first, last); no range means all VFs."""
+        """Return (name, list of VF ranges) for each name in `pfNames` and `rootDevices`; [] means all VFs."""
         return [spans(text) for text in (*self.nicSelector.pfNames, *self.nicSelector.rootDevices)]
 
     @property
@@ -228,7 +228,7 @@ class VfPolicy(_Model):
         """The resource in which sriov-network-operator offers the VFs; None without a resourceName or without VFs."""
         if not self.resourceName or not self.numVfs:
             return None
-        every = f"#0-{self.numVfs - 1}"  # without numbers, a card that has no VF yet would itself be offered
+        every = f"#0-{self.numVfs - 1}"  # without numbers, a card without VFs would itself be offered
         ranged: dict[str, Any] = {
             key: [text if "#" in text else text + every for text in getattr(self.nicSelector, key)] for key in RANGED
         }
@@ -246,7 +246,7 @@ def spans(ranged: str) -> tuple[str, list[tuple[int, int]]]:
 
 
 def label(text: str, unique: bool = False) -> str:
-    """Turn `text` into a name that Kubernetes accepts; with a hash when it is too long, or must be `unique`."""
+    """Turn `text` into a name that Kubernetes accepts. The name has a hash if it is too long or must be `unique`."""
     plain = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
     if len(plain) <= _LONGEST_NAME and not unique:
         return plain

@@ -28,7 +28,7 @@ _SETTLE_SECONDS = 3.0  # from a change to a second reading: a port's GIDs appear
 
 
 def read_config(paths: Sequence[str]) -> Config:
-    """Return the configuration of all files; a file that cannot be read is a finding."""
+    """Return the configuration of all files. A file that cannot be read is a finding."""
     faults: list[Diagnostic] = []
     texts = [(path, reader.read_text(path, faults)) for path in paths]
     read = config.read((path, text) for path, text in texts if text is not None)
@@ -43,8 +43,8 @@ def config_state(paths: Sequence[str]) -> tuple[object, ...]:
 
 
 def read_host(root: str = "", before: Host | None = None) -> Host:
-    """Read the node whose sys, dev and proc are below `root`. `before` is an earlier result, which still has the names
-    of netdevs that have been moved into pods since."""
+    """Read the node whose sys, dev and proc are below `root`. `before` is an earlier result. It still has the names of
+    netdevs that have been moved into pods since."""
     sys = f"{root}/sys"
     paths = {f"/dev/{folder}/{name}" for folder in _FOLDERS for name in names_in(f"{root}/dev/{folder}")}
     return Host(
@@ -58,12 +58,12 @@ def read_host(root: str = "", before: Host | None = None) -> Host:
 
 
 def read_topology(host: Host, root: str = "") -> Topology:
-    """The PCI topology of the node's GPUs and of the functions of `host`, which are named by PCI address."""
+    """The PCI topology of the node's GPUs and of the functions of `host`. Functions are named by PCI address."""
     return topology.read([(f.id, f.id) for f in host.functions if f.is_on_pci], f"{root}/sys")
 
 
 def _needed(root: str) -> dict[str, str]:
-    """The netdevs that the node itself needs, each with the reason. Those in `uplinks` of its policy are left out."""
+    """Map the netdevs that the node itself needs to the reasons, except netdevs in `uplinks` of the node's policy."""
     found = uplinks(f"{root}/proc/1", f"{root}/sys")
     addresses = {name: os.path.basename(os.path.realpath(f"{root}/sys/class/net/{name}/device")) for name in found}
     try:
@@ -75,7 +75,7 @@ def _needed(root: str) -> dict[str, str]:
 
 def host_state(host: Host, root: str = "") -> tuple[object, ...]:
     """A value that changes when a device, a device node or the state of a port of `host` changes. Ports of VFs are left
-    out: their states do not matter, and each reading of such a state would query the NIC."""
+    out, since their states do not matter, and each reading of such a state would query the NIC."""
     sys = f"{root}/sys"
     folders = (f"{sys}/class/infiniband", f"{sys}/bus/pci/devices", *(f"{root}/dev/{name}" for name in _FOLDERS))
     names = [name for function in host.functions if not function.is_virtual for name in function.verbs]
@@ -86,7 +86,7 @@ def host_state(host: Host, root: str = "") -> tuple[object, ...]:
 
 
 class Watch:
-    """A watch of the configuration `paths` and the node below `root`. Raises InvalidConfig for an unreadable file."""
+    """A watch of the configuration files `paths` and the node below `root`. Raises InvalidConfig."""
 
     def __init__(self, paths: Sequence[str], root: str, log: AgentLog) -> None:
         self._paths = paths
@@ -115,7 +115,7 @@ class Watch:
 
     def look(self) -> bool:
         """If the configuration, a device or a port has changed, or the period is over, read the devices again, choose
-        the resources, and log their faults. Return whether the devices were read."""
+        the resources, and log their faults. Returns whether the devices were read."""
         state = config_state(self._paths)
         if state != self._config_state:
             self._config_state, self._due = state, 0.0

@@ -1,5 +1,5 @@
-"""The file rails.yaml, which defines a group of rails: its keys, its checks, and the planned rails. Only `read` and
-`nodes_nics` do I/O. A rail is a network that has one NIC of each node."""
+"""The file rails.yaml, which defines a group of rails: its keys, its checks, and the planned rails. A rail is a network
+that has one NIC of each node. Only `read` and `nodes_nics` do I/O."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Patterns = Annotated[
 
 
 class Rails(BaseModel):
-    """The keys of rails.yaml; "{rail}" in a text stands for the rail's number, "{rail:x}" for its hexadecimal form."""
+    """The keys of rails.yaml. "{rail}" in a text stands for the rail's number, "{rail:x}" for its hexadecimal form."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -77,7 +77,7 @@ class Rails(BaseModel):
     image: str = "busybox:1.36"  # the test pod's image
 
     def faults(self) -> list[tuple[Keys, str]]:
-        """Return (path of the key to correct, message) of each fault in a combination of keys."""
+        """Return (path of the key to correct, message) for each fault in a combination of keys."""
         return [*self._of_nics(), *self._of_subnets()]
 
     def _of_nics(self) -> Iterator[tuple[Keys, str]]:
@@ -162,7 +162,7 @@ def read(path: str, text: str | None = None) -> Rails:
 
 
 def of_document(scope: Scope) -> Rails | None:
-    """Parse the document in `scope`, and add faults to its findings. None if a key is missing or malformed."""
+    """Parse the document in `scope`, and add faults to its findings. Returns None if a key is missing or malformed."""
     plan: Rails | None = scope.model(Rails, scope.root.data, additions=_ADDITIONS)
     for keys, message in plan.faults() if plan else ():
         scope.error(keys, message)
@@ -170,7 +170,7 @@ def of_document(scope: Scope) -> Rails | None:
 
 
 def rails_of(plan: Rails, nics: list[Nic]) -> list[PlannedRail]:
-    """The rails of the plan. With `pairing`, rail N has the N-th of `nics`. Raises InvalidConfig for too few NICs."""
+    """The rails of `plan`. With the key `pairing`, rail N has the N-th of `nics`; too few NICs raise InvalidConfig."""
     if plan.pairing and len(nics) < plan.count:
         remedy = "run it on a node that has all, or give master or pci"
         raise InvalidConfig(f"pairing: this node has {len(nics)} NICs for {plan.count} rails: {remedy}")
@@ -182,7 +182,7 @@ def rails_of(plan: Rails, nics: list[Nic]) -> list[PlannedRail]:
         name = plan.group if plan.oneNetwork else f"{plan.group}-rail-{rail}"
         name = name.lower().replace("_", "-")  # as Kubernetes demands of names
         ranges = tuple(_range(plan, subnet, subnet == subnets[0]) for subnet in subnets)
-        resource = name.replace("-", "_").replace(".", "_")  # the device plugins take no other character
+        resource = name.replace("-", "_").replace(".", "_")  # the device plugins accept no other character
         found.append(PlannedRail(rail, name, chosen[rail], subnets, ranges, resource))
     return found
 
@@ -204,7 +204,7 @@ def _range(plan: Rails, subnet: Subnet, is_first: bool) -> dict[str, Any]:
 
 
 def nodes_nics(pairing: str, root: str = "/sys") -> list[Nic]:
-    """This node's physical NICs with verbs devices, in the order of `pairing`."""
+    """This node's physical NICs with verbs devices, in the order that the key `pairing` demands."""
     devices = {d.name: d for d in inventory.read(root=root) if d.pci and not d.is_virtual_function}
     found = topology.read(((name, d.pci) for name, d in devices.items()), root)
     left = [name for name, _ in sorted(found.nics, key=lambda nic: (nic[1].numa_node, nic[1].address))]

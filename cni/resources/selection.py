@@ -14,7 +14,7 @@ _NO_VERBS = "has no verbs device (`railcni doctor` names a verbs driver that is 
 _NOT_ON_PCI = "is not on PCI: a resource of configList can have it"
 _MOST = 8  # the most values that a message names
 Values = Callable[[Function], Collection[str]]
-_VALUES: dict[str, Values] = {  # the values that a selector is compared with
+_VALUES: dict[str, Values] = {  # by selector: the values of a function that are compared
     "vendors": lambda function: [function.vendor],
     "drivers": lambda function: [function.driver],
     "linkTypes": lambda function: [function.link_type],
@@ -43,7 +43,7 @@ class Host:
 
 
 def matches(function: Function, selectors: Selectors) -> bool:
-    """Whether each selector that is set matches the function."""
+    """Whether the function matches every selector that is set."""
     for key, values in _VALUES.items():
         wanted = getattr(selectors, key, None)
         if wanted and key in RANGED and not _is_of(wanted, values(function), function.index):
@@ -64,7 +64,7 @@ def _is_of(ranged: Sequence[str], names: Collection[str], index: int) -> bool:
 
 
 def reason(resource: Shared | Exclusive, host: Host, taken: Collection[str]) -> str:
-    """The reason, for the log, why `resource` has no devices. `taken` are the functions that earlier resources have."""
+    """The reason, for the log, why `resource` has no devices. `taken` are the functions of earlier resources."""
     if not host.functions:
         return f"{NOTHING}: the node has no network function and no verbs device"
     if isinstance(resource, Shared):
@@ -105,8 +105,9 @@ def _selector(
 def _instead(
     wanted: Sequence[str], there: Sequence[str], others: Sequence[Function], host: Host, values: Values, unfit: str
 ) -> str:
-    """A hint if none of the values `wanted` exists: if one is a bond, its ports; else the functions in `others` that
-    have a wanted value, and why they are `unfit`; else the existing values `there`, or only similar ones if any."""
+    """A hint if none of the values `wanted` exists. If one is a bond, the hint names its ports. Otherwise it names the
+    functions in `others` with a wanted value, and why they are `unfit`. Otherwise it names the existing values `there`,
+    or only similar values if there are any."""
     names = [spans(text)[0] for text in wanted]
     for name in names:
         if ports := host.below.get(name):

@@ -17,7 +17,7 @@ _LONGEST = 48  # characters of a name in the path of a socket (107 at most) or i
 
 
 def plain(name: str) -> str:
-    """Turn the name of a resource into a part of a file name that no other resource has."""
+    """Turn the name of a resource into a part of a file name that differs from those of all other resources."""
     text = name.replace("/", "_")
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
@@ -34,8 +34,8 @@ def listing(resource: Resource) -> api.ListAndWatchResponse:
 
 
 def allocation(resource: Resource, ids: Sequence[str], cdi: bool) -> api.ContainerAllocateResponse:
-    """The answer to kubelet for a container with the devices `ids`: device nodes, or CDI names if `cdi`. Raises
-    LookupError when the resource lacks a device."""
+    """The answer to kubelet for a container with the devices `ids`. It has device nodes or, if `cdi` is true, CDI
+    names. Raises LookupError when the resource lacks a device."""
     chosen = offers(resource, ids)
     answer = api.ContainerAllocateResponse()
     if cdi:
@@ -66,11 +66,11 @@ def offers(resource: Resource, ids: Sequence[str]) -> list[Offer]:
 
 
 def preferred(resource: Resource, available: Sequence[str], needed: Sequence[str], size: int) -> list[str]:
-    """Choose `size` of the `available` devices, first those in `needed`. The choice is spread evenly over the NICs,
-    beginning with the NICs that have the most free devices."""
+    """Choose `size` of the `available` devices: first those in `needed`, then others, evenly from all NICs, beginning
+    with the NICs that have the most free devices."""
     groups = {one: offer.group for offer in resource.offers for one in offer.ids}
     left: dict[str, list[str]] = {}
-    # the highest number first, since pop() takes the last: 0000:3b:00.0-10 before 0000:3b:00.0-9
+    # the highest number first, such as 0000:3b:00.0-10 before 0000:3b:00.0-9, since pop() takes the last member
     for one in sorted(set(available) - set(needed), key=lambda one: (len(one), one), reverse=True):
         left.setdefault(groups.get(one, ""), []).append(one)
     used = Counter(groups.get(one, "") for one in needed)

@@ -26,7 +26,7 @@ _LOOK_SECONDS = 0.5  # seconds between two checks of the configuration and the d
 
 
 class Plugin:
-    """The device plugin of this node: makes the configured virtual functions, and serves each resource to kubelet."""
+    """The node's device plugin. It makes the configured virtual functions, and serves each resource to kubelet."""
 
     def __init__(self, options: argparse.Namespace, log: AgentLog) -> None:
         self._options = options
@@ -42,7 +42,7 @@ class Plugin:
         """Serve until `ended` is set."""
         server.remove_stale(self._kubelet.folder)
         look_due = 0.0
-        await asyncio.to_thread(self._make_vfs)  # before kubelet is offered a VF that this call may remove
+        await asyncio.to_thread(self._make_vfs)  # before the plugin offers kubelet a VF that this call may remove
         try:
             while not ended.is_set():
                 if monotonic() >= look_due:
@@ -114,8 +114,8 @@ class Plugin:
     # --- health and metrics ---
 
     def ready(self) -> tuple[int, str, str]:
-        """The answer to /readyz: 503 with all faults, such as a wrong configuration, or a resource that has no device
-        or is not served to kubelet. Otherwise 200 with the resources that have too few devices."""
+        """Return (HTTP status, content type, text) for /readyz: 503 with all faults, such as a wrong configuration, or
+        a resource without a device or not served to kubelet; otherwise 200 with the resources that lack devices."""
         faults = [*self._watch.faults, *self._unmade, *filter(None, [self._unwritten])]
         fault = self._kubelet.fault()
         for name, endpoint in self._endpoints.items():
@@ -149,7 +149,7 @@ class Plugin:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serve until SIGTERM or SIGINT; return the exit code."""
+    """Serve until SIGTERM or SIGINT. Returns the exit code."""
     plugin = Plugin(options, log := AgentLog(options.log_level))
     pages = {"/readyz": plugin.ready, "/metrics": plugin.metrics}
     return asyncio.run(serve("device-plugin", options.listen, pages, plugin.run, log))

@@ -1,4 +1,4 @@
-"""The service of one resource for kubelet: a socket of its own, its registration, and a check that kubelet listens.
+"""The service of one resource for kubelet: its socket, its registration, and a check that kubelet uses its list.
 
 kubelet reads the list of devices as a stream. It ends the stream without notice when it restarts, when another plugin
 takes the resource, and when it mistakes the new connection of a quickly restarted plugin for the old one. So a resource
@@ -8,7 +8,7 @@ time, the plugin reads kubelet's devices. If they differ from its list, it sends
 
 If kubelet has healthy devices that this plugin never offered, another plugin has registered later. kubelet requests
 allocations from the other plugin, but uses the list that either plugin sent last. So this plugin sends no list until
-the other has gone.
+the other plugin is gone.
 """
 
 from __future__ import annotations
@@ -79,9 +79,8 @@ class Kubelet:
     async def register(self, endpoint: str, resource: str) -> None:
         """Register the socket named `endpoint` for the resource. Raises TryAgainLater when the registration fails.
 
-        kubelet calls the plugin's GetDevicePluginOptions before it answers, and waits 10 s if the plugin's socket is
-        missing. A starting kubelet removes all sockets before it listens, so the socket is checked after connecting to
-        kubelet.
+        Before its answer, kubelet calls the plugin's GetDevicePluginOptions, and waits 10 s if the plugin's socket is
+        missing. A starting kubelet removes all sockets before it listens, so the socket is checked after connecting.
         """
         options = api.DevicePluginOptions(get_preferred_allocation_available=True)
         request = api.RegisterRequest(version=VERSION, endpoint=endpoint, resource_name=resource, options=options)
@@ -101,16 +100,14 @@ class Kubelet:
 
     async def healthy(self, resource: str) -> frozenset[str] | None:
         """The IDs of the resource's healthy devices in kubelet, from any plugin; None when kubelet does not answer.
-
-        kubelet counts no device as healthy once the stream of the device's plugin has ended.
-        """
+        After the end of a plugin's stream, kubelet counts none of its devices as healthy."""
         known = await services.allocatable(self.pods)
         return None if known is None else frozenset(known.get(resource, ()))
 
 
 class ResourceServer:
-    """The server of `resource` for `kubelet`. `allocated(resource, offers)` is called before a container gets the
-    offers, and may raise OSError. With `cdi`, containers get CDI names."""
+    """The server of `resource` for `kubelet`. `allocated(resource, offers)` is called before a container gets devices
+    of the offers, and may raise OSError. If `cdi` is true, containers get CDI names."""
 
     def __init__(self, resource: Resource, kubelet: Kubelet, log: AgentLog, allocated: Allocated, cdi: bool) -> None:
         self.resource = resource
@@ -150,7 +147,7 @@ class ResourceServer:
 
     async def attend(self) -> None:
         """Listen and register if needed, else check kubelet's devices. The plugin's loop calls this periodically."""
-        identity = mark(self._kubelet.socket, links=True)  # another one after each start of kubelet, () without it
+        identity = mark(self._kubelet.socket, links=True)  # changes with each start of kubelet; () without kubelet
         if identity != self._seen:
             await self.close()  # the connections belong to a kubelet that is gone
             self._seen, self._due, self._pause = identity, 0.0, _RETRY
@@ -167,7 +164,7 @@ class ResourceServer:
             await self._register()
 
     async def close(self) -> None:
-        """Stop listening; kubelet then has no healthy device of the resource."""
+        """Stop listening. kubelet then has no healthy device of the resource."""
         server, self._server = self._server, None
         if server is not None:
             await server.stop(None)
@@ -177,7 +174,7 @@ class ResourceServer:
         self._streams.clear()
 
     async def _listen(self) -> None:
-        # A new name each time, also for a new process, since kubelet distinguishes connections by their paths.
+        # Each socket has a new name, even in a new process, since kubelet distinguishes connections by their paths.
         name = f"{PREFIX}{answers.plain(self.resource.name)}-{secrets.token_hex(3)}.sock"
         self._path = os.path.join(self._kubelet.folder, name)
         self._server = grpc.aio.server()
@@ -196,7 +193,7 @@ class ResourceServer:
         pause = self._pause if others or not self.conflict else _RETRY
         self._pause = min(2 * pause, _LONGEST_RETRY)
         if others:
-            # For a moment after a start these are the devices of this plugin's own former process.
+            # For a moment after a start, these may be the devices of this plugin's former process.
             self._due = monotonic() + min(pause, _CONFLICT_SECONDS)
             if pause > _RETRY:
                 self._conflicts(len(others))
@@ -221,8 +218,7 @@ class ResourceServer:
         self._log.state(name, text, resource=name)
 
     async def _compare(self) -> None:
-        """Send the list again if kubelet's devices differ from it. If another plugin has devices of the resource, log
-        this conflict instead."""
+        """Send the list again if kubelet has other devices. If another plugin serves the resource, only log this."""
         now = monotonic()
         if now - self._streams[0] > _STABLE:
             self._pause = _RETRY
@@ -298,8 +294,8 @@ class ResourceServer:
 
 
 def remove_stale(folder: str) -> None:
-    """Remove the sockets in `folder` at which no process listens: killed device plugins have left them. Nothing happens
-    if the folder is missing or read-only."""
+    """Remove the sockets of killed device plugins in `folder`, where no process listens. A read-only folder is no
+    error."""
     for path in Path(folder).glob(f"{PREFIX}*.sock"):
         with socket.socket(socket.AF_UNIX) as caller, contextlib.suppress(OSError):
             try:

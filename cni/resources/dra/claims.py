@@ -1,8 +1,8 @@
 """Prepare the claims of this node's pods: write the records and files that cni/resources/containers.py describes.
 
-A claim's record is written durably before its other files, and removed after them. So if the driver is killed, the
-record still shows which files exist, at the next call for the claim and at the next start. Answers come from the
-record, so kubelet gets the same answer again even when a device has vanished since.
+A claim's record is written durably before its other files, and removed after them. So if the driver is killed, the next
+call for the claim, or the next start, finds in the record which files exist. Answers to kubelet are made from the
+record, so a repeated call gets the same answer even when a device has vanished since.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cni.shared.spec.errors import InvalidConfig, TryAgainLater
 
 class Claims:
     """The prepared claims. Their records are in `folder`, the files for the runtime and Multus below `root`.
-    `holder(record)` returns the reason why the devices of a record are in use, "" when they are free."""
+    `holder(record)` returns the reason why the devices of a record are in use, or "" when they are free."""
 
     def __init__(self, folder: str, root: str, holder: Callable[[Record], str]) -> None:
         self._holder = holder
@@ -33,7 +33,7 @@ class Claims:
         return containers.records(self._folder)
 
     def prepare(self, claim: Record, results: Sequence[Mapping[str, Any]], devices: Mapping[str, Device]) -> Record:
-        """Prepare the devices in the allocation `results` for `claim` (uid, namespace, name); return its record.
+        """Prepare the devices in the allocation `results` for `claim` (uid, namespace, name). Returns its record.
 
         An existing record of the same devices is kept. `devices` are the node's devices by name. Raises InvalidConfig
         when a device is gone, TryAgainLater when a device cannot be used now, and OSError when writing fails.
@@ -76,7 +76,7 @@ class Claims:
     def _free(self, record: Record, exclusive: Collection[str]) -> None:
         """Unprepare each other claim that has a device of `record`, if the device is in `exclusive`.
 
-        Raises TryAgainLater when such a claim is in use, as `holder` tells, so that no two containers have the device.
+        Raises TryAgainLater when `holder` says that such a claim is in use, so that no two containers have the device.
         """
         wanted = _held(record).intersection(exclusive)
         for other in self.records():
@@ -98,7 +98,7 @@ class Claims:
         Path(self._folder, f"{uid}.json").unlink(missing_ok=True)
 
     def restore(self) -> list[Record]:
-        """Write the files of all records again (after a boot); remove other CDI files of claims; return the records."""
+        """After a boot, write the files of all records again, and remove other CDI files. Returns the records."""
         records = self.records()
         for record in records:
             self._make(record)
@@ -122,7 +122,7 @@ def _held(record: Record) -> set[str]:
 
 
 def _given(name: str, devices: Mapping[str, Device]) -> Record:
-    """The device `name` as a record keeps it. Raises InvalidConfig if it is gone, TryAgainLater if it is faulty."""
+    """The entry of a record for the device `name`. Raises InvalidConfig if it is gone, TryAgainLater if faulty."""
     device = devices.get(name)
     if device is None:
         raise InvalidConfig(f"there is no device {name} any more; there are: {', '.join(devices) or 'none'}")

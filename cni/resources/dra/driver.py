@@ -26,8 +26,8 @@ from cni.shared.spec.errors import CniError, InvalidConfig
 
 _TICK = 0.5  # seconds between two checks of the configuration, the devices and the sockets
 _OTHERS_SECONDS = 5.0  # seconds between two checks of the resources of device plugins
-# Seconds to the next comparison of the slices with those at the API server, doubled after each comparison without a
-# difference: a kubelet that could not delete the slices at its start may delete them after the driver has written them.
+# Seconds until the slices are next compared with those at the API server, doubled after each comparison without a
+# difference. A kubelet that could not delete the slices at its start may delete them after the driver has written them.
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 _KUBELETS = "kubelet ends that when the claim's pods have ended"
 _UNMADE = "the configuration asks for virtual functions, which this program does not make: run `railcni vfs apply`"
@@ -48,11 +48,11 @@ class Driver:
         self._publisher = Publisher(options.kubeconfig, self._node)
         self._statuses = Statuses(options.kubeconfig, f"{self._root}{STATE}")
         self._others: dict[str, int] = {}  # resources of device plugins, with the number of their devices
-        self._held: set[str] = set()  # the devices that pods have from device plugins
+        self._held: set[str] = set()  # the devices that device plugins have given to pods
         self._devices: dict[str, slices.Device] = {}
         self._records: dict[str, Record] = {}
         self._asked: set[str] = set()  # claims prepared since the last registration, which kubelet will unprepare
-        self._publish_due = float("inf")  # until the devices are read: without devices, all slices would be deleted
+        self._publish_due = float("inf")  # until the devices are read, since all slices would be deleted
         self._others_due, self._statuses_due, self._fault, self._untold = 0.0, 0.0, "", ""
         self._pause, self._compares_claims = _FIRST_PAUSE, True
         self._news = asyncio.Event()  # ends the pause between two checks
@@ -74,7 +74,7 @@ class Driver:
                 except OSError as fault:  # also when a device vanishes while it is read
                     self._fault = services.refusal(fault)
                 self._log.state("look", self._fault)
-                # Publish only after registration: kubelet retries a pod whose driver is missing only after a minute.
+                # Publish only after registration, since kubelet retries a pod without its driver only after a minute.
                 if monotonic() >= self._publish_due and not self._endpoint.fault:
                     await self._publish()
                 if monotonic() >= self._statuses_due:
@@ -117,7 +117,7 @@ class Driver:
         )
 
     def _tell(self) -> None:
-        """Tell kubelet the health of all devices, and of devices that are gone but that claims still have."""
+        """Tell kubelet the health of all devices, also of those that are gone but still in claims."""
         states = {name: device.offer.fault for name, device in self._devices.items()}
         for record in self._records.values():
             for one in record["devices"]:
@@ -132,7 +132,7 @@ class Driver:
             if is_changed := await asyncio.to_thread(self._publisher.publish, devices):
                 self._log.say("info", "published", devices=len(devices), generation=self._publisher.generation)
             if self._compares_claims:
-                self._compares_claims = False  # before the call: a registration meanwhile sets it again
+                self._compares_claims = False  # before the call, since a registration meanwhile sets it again
                 async with self._endpoint.turn:
                     await asyncio.to_thread(self._compare_claims)
         except (CniError, OSError) as error:
@@ -155,7 +155,7 @@ class Driver:
         self._log.state("status", self._untold)
 
     def _registered(self) -> None:
-        """Make the loop compare slices and claims now: a restarted kubelet deletes slices, and may forget claims."""
+        """Make the loop compare slices and claims now, as a restarted kubelet deletes slices and may forget claims."""
         self._publish_due, self._others_due, self._pause, self._compares_claims = 0.0, 0.0, _FIRST_PAUSE, True
         self._asked = set()
         self._news.set()
@@ -184,10 +184,11 @@ class Driver:
     def _holder(self, claim: Record) -> str:
         """The reason why the devices of a prepared claim are in use; "" when they are free.
 
-        They are in use while the claim exists, or if it was prepared since kubelet last registered the driver: then
-        kubelet will unprepare it. kubelet may never unprepare a claim that was prepared earlier. If such a claim was
-        deleted, its pods may still run, since its finalizers may have been removed. So its devices are free only when
-        the control groups of the pods are gone. Raises CniError when a request fails, OSError when reading fails.
+        They are in use while the claim exists. They are also in use if the claim was prepared since kubelet last
+        registered the driver, because kubelet will then unprepare it. kubelet may never unprepare a claim that was
+        prepared earlier. If such a claim was deleted, its pods may still run, since its finalizers may have been
+        removed. So its devices are free only when the control groups of the pods are gone. Raises CniError when a
+        request fails, OSError when reading fails.
         """
         if claim["uid"] in self._asked:
             return _KUBELETS
@@ -201,8 +202,8 @@ class Driver:
         return f"the claim is gone, but pod {runs} still runs on this node: delete the pod" if runs else ""
 
     def _compare_claims(self) -> None:
-        """Unprepare the claims that are not in use: kubelet does not unprepare them if it has lost its state. Raises
-        CniError and OSError as `_holder` does."""
+        """Unprepare the claims that are not in use, since a kubelet that has lost its state does not do so. Raises
+        CniError when a request fails, OSError when reading fails."""
         for uid, record in self._records.items():
             if not self._holder(record):
                 self._unprepare(record)
@@ -211,7 +212,7 @@ class Driver:
     # --- health and metrics ---
 
     def ready(self) -> tuple[int, str, str]:
-        """The answer to /readyz: 503 with all faults or, without faults, 200 with the limitations."""
+        """Return (HTTP status, content type, text) for /readyz: 503 with all faults, or else 200 with limitations."""
         faults = [*self._watch.faults, *filter(None, [self._fault, self._endpoint.fault, self._unpublished])]
         faults += filter(None, (self._refusal(one.name) for one in self._watch.resources))
         policies = _UNMADE if self._watch.config.policies else ""
@@ -237,7 +238,7 @@ class Driver:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serve until SIGTERM or SIGINT; return the exit code."""
+    """Serve until SIGTERM or SIGINT. Returns the exit code."""
     driver = Driver(options, log := AgentLog(options.log_level))
     pages = {"/readyz": driver.ready, "/metrics": driver.metrics}
     return asyncio.run(serve("dra", options.listen, pages, driver.run, log))

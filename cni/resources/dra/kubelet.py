@@ -29,13 +29,12 @@ _AGAIN_SECONDS = 20.0  # between two lists of health: kubelet forgets a device's
 _LONGEST_MESSAGE = 1024  # characters
 
 State = tuple[str, str, str]  # (pool, device, the reason why the device is not healthy or "")
-Change = Callable[[Record], Record | None]  # takes a claim's uid, namespace and name; returns its record or None
+Change = Callable[[Record], Record | None]  # from a claim's uid, namespace and name to its record or None
 
 
 class Endpoint:
-    """The driver's sockets in kubelet's folder `folder` (/var/lib/kubelet). `prepare` and `unprepare` are called in a
-    thread, one at a time, and may raise CniError and OSError. `registered` is called after each registration by
-    kubelet."""
+    """The driver's sockets in `folder`, kubelet's folder (/var/lib/kubelet). A thread calls `prepare` and `unprepare`,
+    one at a time; both may raise CniError and OSError. After each registration by kubelet, `registered` is called."""
 
     def __init__(
         self, folder: str, log: AgentLog, prepare: Change, unprepare: Change, registered: Callable[[], object]
@@ -67,11 +66,11 @@ class Endpoint:
         for version in _HEALTH_VERSIONS:
             services.serve(_HEALTH, plugin, self, f"{version}.{_HEALTH.name}")
         services.serve(_REGISTRATION, registrar, self)
-        await services.listen(plugin, self._socket)  # first: kubelet calls it as soon as the other exists
+        await services.listen(plugin, self._socket)  # first, since kubelet calls it as soon as the other exists
         await services.listen(registrar, self._registry)
 
     async def close(self) -> None:
-        """Stop listening; kubelet deletes the node's slices unless a driver registers within half a minute."""
+        """Stop listening. kubelet deletes the node's slices unless a driver registers within half a minute."""
         for path in (self._registry, self._socket):
             with contextlib.suppress(OSError):  # in a read-only folder the socket stays until the next start
                 os.unlink(path)
@@ -79,7 +78,7 @@ class Endpoint:
         await asyncio.gather(*(server.stop(None) for server in servers))
 
     def tell(self, states: Iterable[State]) -> None:
-        """Set the devices' health to `states`; if it has changed, the open streams send it to kubelet."""
+        """Set the devices' health to `states`. After a change, the open streams send it to kubelet."""
         if self._states != (new := tuple(states)):
             self._states = new
             self._changed.set()
@@ -122,7 +121,7 @@ class Endpoint:
         return answer
 
     async def _called(self, what: str, claim: api.Claim, function: Change) -> tuple[Any, str]:
-        """Call `function` in a thread; return (its result, "") or, after logging a fault, (None, the reason)."""
+        """Call `function` in a thread. Returns (its result, "") or, after logging a fault, (None, reason)."""
         fields = {"claim": f"{claim.namespace}/{claim.name}", "uid": claim.uid}
         async with self.turn:
             try:

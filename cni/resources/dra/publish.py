@@ -5,7 +5,7 @@ slices, so a scheduler waits for all slices of the newest generation, and never 
 Slices are deleted with their owner, the Node. kubelet deletes slices when the driver has been away for half a minute,
 and when kubelet itself starts, so the slices are compared after each registration.
 
-kubelet prepares a claim before the pod has its network, and does not report when the network is there. So the records
+kubelet prepares a claim before the pod has its network, and does not report when the network is ready. So the records
 of attachments are read again when their folder has changed, and while an ADD that has written its record still runs.
 """
 
@@ -34,7 +34,7 @@ _Content = Mapping[str, tuple[list[dict[str, Any]], int]]  # the devices of each
 
 
 class Publisher:
-    """The slices of `node` at the API server of `kubeconfig`; a `kubeconfig` of "" means the cluster of this pod."""
+    """The slices of `node` at the API server of `kubeconfig`. If `kubeconfig` is "", this pod's cluster is used."""
 
     def __init__(self, kubeconfig: str, node: str) -> None:
         self._kubeconfig = kubeconfig
@@ -42,10 +42,10 @@ class Publisher:
         self._sent: _Content = {}  # the content that was written last
         self._kept: _Content = {}  # the part of this content that the server kept
         self.generation = 0
-        self.lacks: list[str] = []  # sentences about content that the server lacks
+        self.lacks: list[str] = []  # a sentence for each content that the server lacks
 
     def publish(self, devices: Sequence[slices.Device]) -> bool:
-        """Publish exactly `devices`; return whether the slices have changed. Raises CniError when a request fails."""
+        """Publish exactly `devices`. Returns whether the slices have changed. Raises CniError when a request fails."""
         with closing(Api(self._kubeconfig, _SECONDS)) as api:
             try:
                 is_changed = self._publish(api, devices)
@@ -116,7 +116,7 @@ class Publisher:
 
 
 def _content(documents: Iterable[dict[str, Any]]) -> _Content:
-    """The parts of slices to compare, which exclude the generation: (devices, number of slices) by slice name."""
+    """Map the name of each slice to (devices, number of slices), the parts that are compared."""
     specs = {one["metadata"]["name"]: one["spec"] for one in documents}
     return {name: (spec["devices"], spec["pool"]["resourceSliceCount"]) for name, spec in specs.items()}
 
@@ -130,8 +130,8 @@ class Statuses:
         self._told: dict[str, list[Record]] = {}
 
     def tell(self, claims: Collection[Record]) -> None:
-        """Write the status of each prepared claim whose attachments have changed. Raises Unreachable at once, and any
-        other CniError, such as a refusal of one status, after the statuses of the other claims are written."""
+        """Write the status of each prepared claim whose attachments have changed. Raises Unreachable at once. Raises
+        any other CniError, such as a refusal of one status, after the statuses of the other claims are written."""
         changed, now = attachments.changed(self._state), time.time_ns()
         if self._seen == (seen := (changed, [claim["uid"] for claim in claims])):
             return
@@ -154,7 +154,7 @@ class Statuses:
             self._seen = seen
 
     def _write(self, claim: Record, devices: list[Record]) -> None:
-        """Replace this driver's devices in the claim's status by `devices`; the devices of other drivers stay."""
+        """Replace this driver's devices in the claim's status by `devices`. The devices of other drivers stay."""
         with closing(Api(self._kubeconfig, _SECONDS)) as api:
             if (found := _claim(api, claim)) is None:
                 return
@@ -193,9 +193,7 @@ def _claim(api: Api, claim: Record) -> dict[str, Any] | None:
 
 def _devices(claim: Record, found: Collection[dict[str, Any]]) -> list[Record]:
     """The status entries of the devices of `claim` that its pods have attached. `found` are the node's attachments.
-
-    An attached link makes only one entry: if a claim has several shares of a device, each share has its own link.
-    """
+    Each attached link makes one entry, since each of several shares of a device has its own link."""
     links = [one for one in found if LINK in one["records"]]
     own = [one for one in links if one["records"][LINK]["pod"][2] in claim.get("pods", ())]
     entries = []

@@ -1,9 +1,9 @@
 """The ResourceSlices and DeviceClasses of a configuration. Pure.
 
-A shared NIC is a device with several allocations; each allocation takes the GIDs of one pod from the NIC's capacity. An
-exclusive function is a device that one claim has at a time. An attribute has the full name that both DRANET and
-dra-driver-sriov use, such as `dra.net/numaNode`. If they use no common name, the name is this driver's domain
-followed by the short name that one of the two uses, if any.
+A shared NIC is a device with several allocations. Each allocation takes the GIDs of one pod from the NIC's capacity. An
+exclusive function is a device that one claim has at a time. If DRANET and dra-driver-sriov use the same full name of an
+attribute, such as `dra.net/numaNode`, this driver uses it too. Otherwise the name is this driver's domain followed by
+the short name of one of the two, if any.
 
 Sources: types.go of staging/src/k8s.io/api/resource/v1 in Kubernetes, and its deviceattribute package; pkg/draclient of
 Multus; pkg/apis/attributes.go of DRANET; pkg/consts/consts.go of dra-driver-sriov.
@@ -52,7 +52,7 @@ class Device:
 
 
 def devices(resources: Iterable[Resource], host: Host, topology: Topology, rails: RailGroups = ()) -> list[Device]:
-    """The devices of all resources; `topology` has the node's GPUs, and its functions by their PCI addresses."""
+    """The devices of all resources. `topology` has the node's GPUs, and its functions by their PCI addresses."""
     functions = {function.id: function for function in host.functions}
     found: dict[str, Device] = {}
     for resource in resources:
@@ -60,7 +60,7 @@ def devices(resources: Iterable[Resource], host: Host, topology: Topology, rails
             if not offer.ids:
                 continue
             whole = f"{resource.name}-{offer.name}"
-            # `label` replaces characters: another resource's device may have the name already
+            # `label` replaces characters, so another resource's device may have the name already
             name = label(whole, unique=label(whole) in found)
             known = _attributes(resource, offer, functions.get(offer.name), host, topology, rails)
             given = ((key, v[:_LONGEST_VALUE] if isinstance(v, str) else v) for key, v in known if v not in ("", None))
@@ -89,7 +89,7 @@ def _attributes(
     yield "shared", not resource.is_exclusive
     yield "healthy", not offer.fault
     yield "dra.net/numaNode", offer.numa_nodes[0] if len(offer.numa_nodes) == 1 else None
-    if function is None:  # all NICs of the resource together
+    if function is None:  # the device is all NICs of the resource
         return
     yield "rdma", function.has_rdma
     yield "linkType", "ethernet" if function.link_type == ETHER else function.link_type  # as in dra-driver-sriov
@@ -133,7 +133,7 @@ def _place(function: Function, topology: Topology) -> Iterator[tuple[str, Value]
 def documents(
     found: Sequence[Device], node: str, generation: int, owner: dict[str, Any] | None = None
 ) -> list[dict[str, Any]]:
-    """The ResourceSlices of `found`, as one pool of the node; Kubernetes deletes them with `owner`, the Node."""
+    """The ResourceSlices of `found`, as one pool of the node. Kubernetes deletes them with `owner`, the Node."""
     parts = [found[at : at + MOST_DEVICES] for at in range(0, len(found), MOST_DEVICES)]
     pool = {"name": node, "generation": generation, "resourceSliceCount": len(parts)}
     hint = node if len(node) <= 200 else label(node)

@@ -17,11 +17,11 @@ from cni.resources.kubelet import pod_resources_v1_pb2 as resources
 
 _LISTER = resources.DESCRIPTOR.services_by_name["PodResourcesLister"]
 _SECONDS = 5.0  # seconds to wait for an answer
-_MOST_BYTES = 64 << 20  # of a message: kubelet lists the devices of all plugins in one
+_MOST_BYTES = 64 << 20  # of a message: one message of kubelet lists the devices of all plugins
 
 
 def client(service: ServiceDescriptor, channel: Any) -> Any:
-    """Return a client of `service`: an object with a function for each method, to call the method over `channel`."""
+    """Return a client of `service`: an object with a function for each method, which calls the method by `channel`."""
     calls = {}
     for method in service.methods:
         make = channel.unary_stream if method.server_streaming else channel.unary_unary
@@ -34,8 +34,8 @@ def client(service: ServiceDescriptor, channel: Any) -> Any:
 
 
 def serve(service: ServiceDescriptor, server: Any, servicer: object, name: str = "") -> None:
-    """Let `servicer` answer the calls of `service` at `server`. `name` replaces the name of the service. A method that
-    `servicer` lacks is UNIMPLEMENTED for the caller."""
+    """Let `servicer` answer the calls of `service` at `server`. If given, `name` replaces the name of the service. If
+    `servicer` lacks a method, callers get UNIMPLEMENTED."""
     handlers = {}
     for method in service.methods:
         if answer := getattr(servicer, method.name, None):
@@ -77,7 +77,7 @@ async def allocatable(socket: str) -> dict[str, list[str]] | None:
 
 
 async def held(socket: str) -> set[str] | None:
-    """Return the IDs of the devices that containers have from device plugins, even if a plugin no longer runs; None
+    """Return the IDs of the devices that device plugins have given to containers, even if a plugin no longer runs; None
     when kubelet does not answer at `socket`."""
     answer = await _asked(socket, "List", resources.ListPodResourcesRequest())
     if answer is None:

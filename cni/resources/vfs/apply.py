@@ -1,8 +1,5 @@
-"""Carry out the steps of a plan, most of them through sysfs.
-
-sriov_drivers_autoprobe is 0 while VFs are made, so only the wanted driver binds to them.
-Sources: Documentation/ABI/testing/sysfs-bus-pci, Documentation/ABI/testing/sysfs-class-net of the kernel.
-"""
+"""Carry out the steps of a plan, most of them through sysfs. While VFs are made, sriov_drivers_autoprobe is 0, so only
+the wanted driver binds to them. Sources: Documentation/ABI/testing/sysfs-bus-pci and sysfs-class-net of the kernel."""
 
 from __future__ import annotations
 
@@ -35,10 +32,10 @@ _REMEDIES = {
 
 
 def apply(policies: Sequence[VfPolicy], root: str, kubelet: str, done: Callable[[VfStep], object]) -> list[str]:
-    """Make the VFs, and call `done` after each step; return a sentence for each refusal and failure.
+    """Make the VFs, and call `done` after each step. Returns a sentence for each refusal and failure.
 
-    After a failed step the other steps of the card are skipped. If the step sets a MAC or GUID, only the steps
-    for MACs, GUIDs and rebinding are skipped.
+    After a failed step the other steps of the card are skipped. If the step sets a MAC or GUID, only the steps for
+    MACs, GUIDs and rebinding are skipped.
     """
     node = cards.read(root, kubelet)
     functions = {card.function.id: card.function for card in node.cards}
@@ -111,7 +108,7 @@ def _load(module: str) -> None:
 
 
 def _bind(sys: str, address: str, step: VfStep) -> None:
-    """Bind the function to the driver that the step names, or, for KERNELS_CHOICE, to the kernel's choice."""
+    """Bind the function to the driver that the step names or, for KERNELS_CHOICE, that the kernel chooses."""
     device = f"{sys}/bus/pci/devices/{address}"
     own = "" if step.then == KERNELS_CHOICE else step.then
     if os.path.islink(f"{device}/driver"):
@@ -154,7 +151,7 @@ def _set(sys: str, address: str, step: VfStep) -> None:
 
 
 def _write(path: str, value: str) -> None:
-    """Write `value` to the file `path` of sysfs. Raises OSError, whose `filename` is the text "VALUE to PATH"."""
+    """Write `value` to the file `path` of sysfs. The `filename` of an OSError is the text "VALUE to PATH"."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)  # without O_CREAT: never creates a file
         try:

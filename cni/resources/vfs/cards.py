@@ -2,7 +2,7 @@
 
 A function that was moved into a pod still has its directory of netdevs in sysfs, but the host sees no netdev there. A
 function that a program uses through vfio-pci or verbs has an open device node. A function that kubelet has given to a
-container is in kubelet's checkpoint, from which kubelet removes an ended pod when it next admits a pod.
+container is in kubelet's checkpoint. kubelet removes an ended pod from the checkpoint when it next admits a pod.
 
 Administrative MACs of virtual functions, or their GUIDs on InfiniBand, are read and set through the netdev of the card.
 From such a MAC mlx5 derives the VF's node GUID, which RDMA CM needs to find the VF (mlx5_eswitch_set_vport_mac of the
@@ -41,7 +41,7 @@ _IN_KERNEL = {
 
 
 def read(root: str = "", kubelet: str = "") -> NodeCards:
-    """The cards of the node whose sys, proc and dev are below `root`. The folder `kubelet` has kubelet's checkpoint."""
+    """The cards of the node whose sys, proc and dev are below `root`. The folder `kubelet` has its checkpoint."""
     sys = f"{root}/sys"
     found = functions.read(sys)
     mtus = {name: int(mtu) for name in names_in(f"{sys}/class/net") if (mtu := text(f"{sys}/class/net/{name}/mtu"))}
@@ -67,7 +67,7 @@ def read(root: str = "", kubelet: str = "") -> NodeCards:
 
 
 def _uses(vfs: Sequence[Function], root: str, kubelet: str) -> Mapping[str, str]:
-    """A text with the users of each VF that is in use, by the PCI address of the VF."""
+    """Map the PCI address of each VF in use to a text that names its users."""
     sys = f"{root}/sys"
     if not vfs:
         return {}
@@ -117,7 +117,7 @@ def _given(kubelet: str) -> dict[str, str]:
 
 
 def _holders(proc: str) -> tuple[dict[str, str], bool]:
-    """Return a process ("42 (qemu)") for each open device node, by path, and whether all processes were readable."""
+    """Map the path of each open device node to a process, "42 (qemu)"; also return whether all could be read."""
     found, is_whole = {}, True
     for pid in filter(str.isdigit, names_in(proc)):
         try:
@@ -137,9 +137,9 @@ def _holders(proc: str) -> tuple[dict[str, str], bool]:
 
 
 def read_macs(card: Function, numbers: Iterable[int], root: str) -> tuple[str, dict[int, str]]:
-    """Return (permanent MAC of the card, administrative MACs of its VFs by number); on InfiniBand, GUIDs. ("", {}) when
-    this process does not see the netdev. Raises OSError when the node's network namespace may not be entered. If `root`
-    has no namespace, as in a copied tree, the card's MAC is from sysfs, and those of its VFs are {}."""
+    """Return (permanent MAC of the card, administrative MACs of its VFs by number), on InfiniBand GUIDs in place of
+    MACs. If this process does not see the netdev, the result is ("", {}). If `root` has no namespace, as in a copied
+    tree, it is (the card's MAC from sysfs, {}). Raises OSError when the node's network namespace may not be entered."""
     with _links(root) as host:
         if host is None:
             netdev = next(iter(card.netdevs), "") if card.link_type in (ETHER, INFINIBAND) else ""
@@ -156,8 +156,8 @@ def read_macs(card: Function, numbers: Iterable[int], root: str) -> tuple[str, d
 
 
 def write_mac(card: Function, number: int, mac: str, root: str) -> None:
-    """Give the VF `number` of `card` the MAC or, on InfiniBand, the GUID and a port whose state follows the card's.
-    Raises IoFailure when the card has no netdev here, OSError when the kernel refuses."""
+    """Give the VF `number` of `card` the MAC `mac`. On InfiniBand, `mac` is a GUID, and the state of the VF's port then
+    follows the card's. Raises IoFailure when the card has no netdev here, OSError when the kernel refuses."""
     with _links(root) as host:
         link = _of(card, host) if host else None
         if host is None or link is None:
@@ -180,7 +180,7 @@ def _of(card: Function, host: Rtnl) -> Link | None:
 @contextmanager
 def _links(root: str) -> Iterator[Rtnl | None]:
     """Yield an rtnetlink socket in the network namespace of the node whose proc is below `root`, or of this process if
-    `root` is "". Yield None if `root` has no namespace, as in a copied tree. Raises OSError when entering fails."""
+    `root` is "". Yields None if `root` has no namespace, as in a copied tree. Raises OSError when entering fails."""
     node = netns.at(f"{root}/proc/1/ns/net") if root else netns.own()
     if node is None:
         yield None

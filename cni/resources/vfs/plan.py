@@ -1,7 +1,7 @@
 """Plan the steps that give cards the virtual functions of the policies. Pure.
 
-The kernel changes the number of VFs only through 0 (Documentation/PCI/pci-iov-howto.rst), so a new number removes every
-VF of the card. A plan does not change the number while a VF of the card is in use.
+The kernel changes a number of VFs only by setting it to 0 first (Documentation/PCI/pci-iov-howto.rst), which removes
+every VF of the card. So a plan does not change the number while a VF of the card is in use.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _MODULES = {VFIO: ("vfio-pci",), "RDMA": ("ib_uverbs", "rdma_ucm")}
 @dataclass(frozen=True)
 class Card:
     """A physical function, its VFs by number, and `most`, the number of VFs that it can have. `macs` are the VFs'
-    administrative MACs by number; `mac` is the card's permanent MAC, "" when administrative MACs are impossible or
-    cannot be read. On InfiniBand both are GUIDs."""
+    administrative MACs by number. `mac` is the card's permanent MAC; "" when administrative MACs are impossible or
+    unreadable. On InfiniBand both have GUIDs."""
 
     function: Function
     most: int
@@ -57,8 +57,8 @@ class NodeCards:
 
 @dataclass(frozen=True)
 class VfStep:
-    """A change of the setting `what` from `now` to `then`: of the VF `vf` of `card`; of `card` itself if `vf` is -1;
-    of the kernel if `card` is ""."""
+    """A change of the setting `what` from `now` to `then`. It is a setting of the VF `vf` of `card`, of `card` itself
+    if `vf` is -1, or of the kernel if `card` is ""."""
 
     what: str
     now: str
@@ -68,7 +68,7 @@ class VfStep:
 
     @property
     def place(self) -> str:
-        """What is changed, for messages: the card, "CARD VF 3", or "kernel"."""
+        """The changed object, for messages: the card, "CARD VF 3", or "kernel"."""
         return f"{self.card} VF {self.vf}" if self.vf >= 0 else self.card or "kernel"
 
     @property
@@ -79,7 +79,7 @@ class VfStep:
 
 @dataclass(frozen=True)
 class VfPlan:
-    """The `steps` in order; `refused` has a sentence for each card or policy that cannot be served, with the reason."""
+    """The `steps` in order. `refused` has a sentence with the reason for each unserved card or policy."""
 
     steps: tuple[VfStep, ...] = ()
     refused: tuple[str, ...] = ()
@@ -116,7 +116,7 @@ def plan(policies: Sequence[VfPolicy], node: NodeCards) -> VfPlan:
 
 
 class _Refused(Exception):
-    """A card cannot be changed; the text is the reason and the remedy."""
+    """A card cannot be changed. The text has the reason and the remedy."""
 
 
 def _card(card: Card, policies: Sequence[VfPolicy], node: NodeCards) -> Iterator[VfStep]:
@@ -188,8 +188,8 @@ def _refuse_used(vfs: Collection[Function], node: NodeCards, what: str) -> None:
 
 
 def _mac(mac: str, vf: int) -> str:
-    """Derive the MAC or GUID of the VF `vf` from `mac`, the card's permanent one. It is locally administered, and the
-    same each time."""
+    """Derive the MAC or GUID of the VF `vf` from `mac`, the card's permanent MAC or GUID. The result is locally
+    administered, and the same each time."""
     octets = bytearray(hashlib.sha256(f"{mac} {vf}".encode()).digest()[: len(mac.split(":"))])
     octets[0] = (octets[0] | _LOCAL) & ~_GROUP
     return octets.hex(":")
