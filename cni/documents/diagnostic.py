@@ -1,5 +1,5 @@
-"""Diagnostics, and documents that collect them. A diagnostic is a fault of a file with its line, key and remedy. Also
-messages for refused values, and the search for the most likely meaning of a misspelt word."""
+"""Diagnostics (faults of a file with line, key and remedy), and documents that collect diagnostics. The module also has
+the messages for refused values, and the search for the most likely meaning of a misspelt word."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Diagnostic:
 
     A fault of severity "error" makes an ADD fail or do something unintended. With a "warning", an ADD works, but not as
     well as it could. `line` and `column` count from 1, and are 0 for the file as a whole. `text` is the line, `length`
-    the number of its faulty characters. `key` is the dotted key in the network's JSON, or in the Kubernetes object.
+    its number of faulty characters. `key` is the dotted key in the network's JSON, or in the Kubernetes object.
     """
 
     path: str
@@ -79,7 +79,7 @@ class Diagnostic:
         return {"file": found.pop("path"), **found}
 
     def snippet(self, width: int = WIDTH) -> list[str]:
-        """Two lines: the faulty line, and a mark below the fault; [] for a fault of the whole file."""
+        """Return two lines: the faulty line, and a mark below the fault. Returns [] for a fault of the whole file."""
         if not self.line or not self.text.strip():
             return []
         text, begin, length = self.text, self.column - 1, max(1, self.length)
@@ -95,7 +95,7 @@ class Diagnostic:
 
 
 def refusal(path: str, faults: Sequence[Diagnostic]) -> InvalidConfig:
-    """Return one error that has all `faults` of the file `path`."""
+    """Make one error of all `faults` of the file `path`."""
     lines = [fault.sentence for fault in faults]
     if len(lines) == 1:
         return InvalidConfig(lines[0])
@@ -104,9 +104,9 @@ def refusal(path: str, faults: Sequence[Diagnostic]) -> InvalidConfig:
 
 @dataclass
 class Scope:
-    """A document: its `text`, the parsed tree `root`, and the `findings` about it. Each new finding names the network
-    `network`, "" while it is unknown. If the document is a string inside another document, `prefix` is the path of keys
-    to this string; the key of each finding begins with this path."""
+    """A document: its `text`, the parsed tree `root`, and the `findings` about it. New findings name the network
+    `network`, or "" while it is unknown. If the document is a string inside another document, `prefix` is the path of
+    keys to this string, with which the keys of findings begin."""
 
     text: Text
     root: TreeNode
@@ -126,7 +126,7 @@ class Scope:
         """Add a finding, by default an error, at the value with the path `keys`, or at its key if `at_key`."""
         member, node, depth = self.root.walk(keys)
         start, end = node.start, node.end
-        if depth < len(keys):  # the key is missing: mark the opening bracket of its object
+        if depth < len(keys):  # mark the opening bracket of the object that lacks the key
             end = start + 1
         elif member is not None and at_key:
             start, end = member.start, member.end
@@ -148,9 +148,9 @@ class Scope:
     def model(
         self, model: type[BaseModel], document: Any, prefix: Keys = (), fixes: Fixes = _NONE, additions: Fixes = _NONE
     ) -> Any:
-        """Return `document`, which is at the path `prefix`, as an instance of `model`. If the model refuses it, add the
-        errors to the findings, and return None. `fixes` has remedies for refused values, `additions` for missing
-        values, each by the last key of the value's path."""
+        """Convert `document`, which is at the path `prefix`, to an instance of `model`. If the model refuses
+        `document`, add the errors to the findings, and return None. `fixes` has remedies for refused values,
+        `additions` for missing values, both by the last key of the value's path."""
         try:
             return model.model_validate(document)
         except ValidationError as invalid:
@@ -187,7 +187,7 @@ def keys_of(name: str) -> Keys:
 
 
 def shown(value: Any) -> str:
-    """`value` as JSON, shortened; a value that JSON cannot express, such as a YAML date, as text."""
+    """Convert `value` to shortened JSON, or to text if JSON cannot express it, as with a YAML date."""
     try:
         text = json.dumps(value, default=str)
     except (TypeError, ValueError, RecursionError):  # a key that JSON refuses, or a YAML alias that contains itself
@@ -206,7 +206,7 @@ def near(word: str, names: Iterable[str]) -> str:
 
 
 def correction(word: str, names: Iterable[str], otherwise: str = "remove it") -> str:
-    """The remedy for the unknown `word`: to write the most similar of `names`, or `otherwise` when none is similar."""
+    """The remedy for the unknown `word`: to write the most similar of `names`, or `otherwise` if none is similar."""
     likely = near(word, names)
     return f'write "{likely}"' if likely else otherwise
 

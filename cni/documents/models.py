@@ -1,7 +1,7 @@
 """Conflists, single configurations and NADs as pydantic models.
 
-The models have the keys that a runtime itself reads; a runtime passes all other keys to the plugin. As in Go's
-encoding/json, a plugin's keys match in any case, and null counts as absent. Keys of a conflist and a NAD match exactly.
+The models have the keys that a runtime itself reads. It passes all other keys to the plugin. As in Go's encoding/json,
+a plugin's keys match in any case, and null counts as absent. Keys of a conflist and a NAD match exactly.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cni.shared.spec.request import SUPPORTED, is_identifier, member
 
 
 def matching(fits: Callable[[str], object], wanted: str) -> AfterValidator:
-    """A pydantic validator that refuses a text, with the message `wanted`, if `fits` returns a false value for it."""
+    """A pydantic validator that refuses a text for which `fits` returns a false value, with the message `wanted`."""
 
     def check(text: str) -> str:
         if not fits(text):
@@ -37,7 +37,7 @@ def is_namespace(text: str) -> bool:
 
 
 def _boolean(value: object) -> object:
-    """Turn "true" and "false", in any case, into booleans, as libcni does; return other values as they are."""
+    """Turn "true" and "false", in any case, into booleans, as libcni does. Other values are returned unchanged."""
     return {"true": True, "false": False}.get(value.lower(), value) if isinstance(value, str) else value
 
 
@@ -102,7 +102,7 @@ class Configuration(DocumentModel):
 
     @property
     def versions(self) -> tuple[str, ...]:
-        """The spec versions that the conflist allows, oldest first; only 0.1.0 when it names none."""
+        """The spec versions that the conflist allows, oldest first; 0.1.0 if it names no version."""
         written = {*self.cniVersions, self.cniVersion} - {""} or {SUPPORTED[0]}
         return tuple(v for v in SUPPORTED if v in written)
 
@@ -116,7 +116,7 @@ class Metadata(DocumentModel):
 
 
 class Spec(DocumentModel):
-    """The spec of a NAD. `config` is the network as JSON text; if empty, a file in the node's net.d has the network."""
+    """The spec of a NAD. `config` is the network as JSON text, or "" if a file in the node's net.d has it."""
 
     config: str = ""
 

@@ -1,8 +1,8 @@
 """Read a network: a conflist, a single configuration or a NetworkAttachmentDefinition (NAD).
 
 A network is given by name or path. A name is searched in the net.d directory in the order of libcni (conflists first,
-then single configurations, each in the order of the file names), and last in the NADs there. A file at a path may have
-any of these kinds. A NAD is read as Multus reads it. All faults of a file are reported at once, with their places.
+then single configurations, each in the order of the file names), and last in NADs of this directory. A file at a path
+may have any of these kinds. A NAD is read as in Multus. All faults of a file are reported at once, with their places.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Network:
     resource_name: str = ""
 
     def with_device(self, device: str) -> Network:
-        """Return the network with `device` as each plugin's deviceID and pciBusID, as in Multus; "" changes nothing."""
+        """Return the network with `device` as each plugin's deviceID and pciBusID, as in Multus. "" changes nothing."""
         if not device:
             return self
         keys = {"deviceID": device, "pciBusID": device}
@@ -75,7 +75,7 @@ def find(reference: str, directory: str = NET_DIRECTORY) -> Network:
 
 
 def from_document(document: dict[str, Any], path: str) -> Network:
-    """The network of the conflist `document` from libcni's cache file `path`. Raises InvalidConfig for faults."""
+    """The network of the conflist `document` from libcni's cache file `path`. Raises InvalidConfig if it has faults."""
     faults: list[Diagnostic] = []
     scope = reader.of_json(Text(path, json.dumps(document)), faults)
     network = _network(scope) if scope else None
@@ -85,7 +85,7 @@ def from_document(document: dict[str, Any], path: str) -> Network:
 
 
 def _search(name: str, directory: str) -> Network:
-    """Return the network `name` in `directory`. Broken files are skipped, and are reported when no network is found."""
+    """Return the network `name` in `directory`. Broken files are skipped, but are reported if no network is found."""
     seen: list[str] = []
     broken: list[CniError] = []
     for networks in _in(directory, _EXTENSIONS, broken):
@@ -170,9 +170,8 @@ def _attachment_definition(scope: Scope, directory: str) -> Network | None:
 
 
 def _network(scope: Scope, nad: str = "") -> Network | None:
-    """Return the network of a conflist or a single configuration; None, with findings, when it has faults. As in
-    libcni, a single configuration becomes a list of one plugin. As in Multus, an unnamed network gets the name
-    `nad`."""
+    """Return the network of a conflist or a single configuration. If it has faults, return None, and add findings. As
+    in libcni, a single configuration becomes a list of one plugin. As in Multus, `nad` names a nameless network."""
     document, known = scope.root.data, len(scope.findings)
     if not isinstance(document, dict):
         scope.error((), "want a JSON object")

@@ -1,7 +1,7 @@
 """Read files that have networks: the text becomes JSON or YAML documents, each with the places of its values.
 
 The lint, the commands that attach networks, and the commands `rails` and `nad render` use this module. A syntax error
-is a finding, so that the documents after it are read too.
+is a finding, and the documents after the error are read too.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _REMEDIES = (  # a part of Python's message, a pattern of the text at the fault,
 
 
 def read_text(path: str, findings: list[Diagnostic]) -> str | None:
-    """Return the text of the file `path` ("-": stdin); None, with a finding, if unreadable, too large or not UTF-8."""
+    """Read the file `path` ("-": stdin). Returns None, with a finding, if it is unreadable, too large or not UTF-8."""
     try:
         data = sys.stdin.buffer.read(MOST_BYTES + 1) if path == STDIN else _read(path)
         if len(data) <= MOST_BYTES:
@@ -85,8 +85,8 @@ def about(path: str, message: str, fix: str, severity: str = ERROR) -> Diagnosti
 
 
 def documents(path: str, text: str | None, findings: list[Diagnostic]) -> Iterator[tuple[bool, Scope]]:
-    """Yield, for each document in the file `path`, whether it is JSON, and the document. `text` is the content of the
-    file; if it is None, the file is read. Faults of reading and of syntax are added to `findings`."""
+    """Yield (whether it is JSON, the document) for each document in the file `path`. `text` is the content of the file;
+    if it is None, the file is read. Faults of reading and of syntax are added to `findings`."""
     text = read_text(path, findings) if text is None else text
     if text is None:
         return
@@ -115,7 +115,7 @@ def objects(scope: Scope) -> Iterator[Scope]:
 
 
 def of_json(text: Text, findings: list[Diagnostic], network: str = "", prefix: Keys = ()) -> Scope | None:
-    """Return `text` as a JSON document; None, with a finding, if it is not JSON. `network` and `prefix`: see Scope."""
+    """Parse `text` as JSON. Returns None, with a finding, if it is not JSON. Scope explains `network` and `prefix`."""
     scope = Scope(text, TreeNode(0, 0), findings, network, prefix)
     try:
         return scope.inside(parse_json(text.text))
@@ -125,20 +125,20 @@ def of_json(text: Text, findings: list[Diagnostic], network: str = "", prefix: K
 
 
 def json_file(path: str, findings: list[Diagnostic], network: str = "") -> Scope | None:
-    """Return the JSON document of the file `path`; None, with a finding, when it cannot be read or is not JSON."""
+    """Read the JSON file `path`. Returns None, with a finding, when it cannot be read or is not JSON."""
     text = read_text(path, findings)
     return None if text is None else of_json(Text(path, text), findings, network)
 
 
 def json_inside(scope: Scope, keys: Keys, is_list: bool = False) -> Scope | None:
-    """Return the JSON document in the string at the path `keys`; None, with a finding, when the string is not JSON. The
-    findings go to `scope`. `is_list`: the string has the members of a list without the brackets."""
+    """Return the JSON document in the string at the path `keys`. If the string is not JSON, return None, and add a
+    finding to `scope`. If `is_list` is true, the string has the members of a list without the brackets."""
     text = string(scope, scope.root.walk(keys)[1])
     return of_json(text.bracketed() if is_list else text, scope.findings, scope.network, keys)
 
 
 def string(scope: Scope, node: TreeNode) -> Text:
-    """The content of the string `node`, as a Text that knows the place of each character in the file."""
+    """The content of the string `node`, as a Text, which has the place of each character in the file."""
     if node.scalar is None:  # the file is JSON
         return scope.text.inner(node.value, node.start + 1, node.end)
     return scope.text.scalar(node.scalar)
@@ -190,11 +190,11 @@ def _of_yaml(text: Text, findings: list[Diagnostic]) -> Scope | None:
     return None
 
 
-# --- JSON with the place of each value; the json of Python checks the syntax ---
+# --- JSON with the place of each value; Python's module json checks the syntax ---
 
 
 class SyntaxFault(ValueError):
-    """The first syntax error of a text, at the characters from `start` to `end`; `fix` is the remedy."""
+    """The first syntax error of a text, at the characters from `start` to `end`. `fix` is the remedy."""
 
     def __init__(self, start: int, end: int, message: str, fix: str) -> None:
         super().__init__(message)

@@ -20,20 +20,20 @@ Keys = tuple[str | int, ...]
 
 
 def value_at(document: Any, *keys: str) -> Any:
-    """The value in `document` at the path `keys`, which match exactly; None where a key or an object is missing."""
+    """The value in `document` at the path `keys`, which must match exactly; None if a key or an object is missing."""
     for key in keys:
         document = document.get(key) if isinstance(document, dict) else None
     return document
 
 
 def object_at(document: Any, *keys: str) -> dict[str, Any]:
-    """The object in `document` at the path `keys`; {} if no object is there."""
+    """The object in `document` at the path `keys`; {} if the path leads to no object."""
     found = value_at(document, *keys)
     return found if isinstance(found, dict) else {}
 
 
 def string_at(document: Any, *keys: str) -> str:
-    """The string in `document` at the path `keys`; "" if no string is there."""
+    """The string in `document` at the path `keys`; "" if the path leads to no string."""
     found = value_at(document, *keys)
     return found if isinstance(found, str) else ""
 
@@ -54,7 +54,7 @@ class Member:
 
 @dataclass
 class TreeNode:
-    """A value at the characters from `start` to `end`: an object has `members`, a list `items`, a scalar `value`."""
+    """A value at the characters from `start` to `end`. An object has `members`, a list `items`, a scalar `value`."""
 
     start: int
     end: int
@@ -65,20 +65,20 @@ class TreeNode:
 
     @cached_property
     def data(self) -> Any:
-        """The value as Python's module json would return it. Of a duplicate key, the last value counts."""
+        """The value in the form of Python's module json. If a key occurs twice, its last value counts."""
         if self.members is not None:
             return {m.name: m.node.data for m in self.members}
         return self.value if self.items is None else [item.data for item in self.items]
 
     def member(self, name: str) -> Member | None:
-        """The member with exactly this name, else one whose name differs only in case; None if there is neither."""
+        """The member with exactly this name, or else with a name that differs only in case; None without either."""
         folded = [m for m in self.members or [] if m.name.lower() == name.lower()]
         exact = [m for m in folded if m.name == name]
         return exact[-1] if exact else next(iter(folded), None)
 
     def walk(self, keys: Keys) -> tuple[Member | None, TreeNode, int]:
-        """Follow the path `keys` until a key is missing. Return the last member found (None for an item of a list), the
-        last node found, and the number of keys found."""
+        """Follow the path `keys` until a key is missing. Returns (the last member found, or None for an item of a list;
+        the last node found; the number of keys found)."""
         found: Member | None = None
         node, depth = self, 0
         for key in keys:
@@ -98,7 +98,7 @@ class TreeNode:
         return found, node, depth
 
     def objects(self) -> Iterator[TreeNode]:
-        """Yield each object and each list in this tree once, the node itself included."""
+        """Yield each object and each list in this tree once, including the node itself."""
         seen: set[int] = set()
         pending = [self]
         while pending:
@@ -111,7 +111,7 @@ class TreeNode:
 
 
 class _Bounded(yaml.SafeLoader):
-    """A YAML loader that refuses deep nesting early, before the nesting costs much time."""
+    """A YAML loader that refuses deep nesting before it costs much time."""
 
     depth = 0
 
@@ -126,7 +126,7 @@ class _Bounded(yaml.SafeLoader):
 
 
 def compose(text: str) -> yaml.Node | None:
-    """The root of a YAML document; None if empty. Raises yaml.YAMLError, or DocumentTooLarge for too many levels."""
+    """Parse a YAML document. Returns its root, or None if it is empty. Raises yaml.YAMLError or DocumentTooLarge."""
     loader = _Bounded(text)
     try:
         return loader.get_single_node()
@@ -135,7 +135,7 @@ def compose(text: str) -> yaml.Node | None:
 
 
 def of_yaml(root: yaml.Node) -> TreeNode:
-    """The tree of a composed YAML document. Raises DocumentTooLarge, and yaml.YAMLError for an invalid value."""
+    """The tree of the YAML document with this root. Raises DocumentTooLarge, or yaml.YAMLError for an invalid value."""
     known: dict[int, TreeNode] = {}  # by id: an alias is the same node as its anchor, and is converted once
     constructor = yaml.SafeLoader("")
 
@@ -164,7 +164,7 @@ def of_yaml(root: yaml.Node) -> TreeNode:
 
 
 class Text:
-    """A text from the file `path`: the content `whole` or a part. `places` has each character's offset in `whole`."""
+    """A text from the file `path`: its content `whole`, or a part. `places` has each character's offset in `whole`."""
 
     def __init__(self, path: str, text: str, whole: str | None = None, places: Sequence[int] | None = None) -> None:
         self.path = path
@@ -184,7 +184,7 @@ class Text:
         return Text(self.path, self.text[start:end], self._whole, self._places[start : end + 1])
 
     def bracketed(self) -> Text:
-        """Return the text with [ and ] around it; the places of the brackets are the two ends of the text."""
+        """Return the text in brackets [ and ], whose places are the two ends of the text."""
         return Text(self.path, f"[{self.text}]", self._whole, [self._places[0], *self._places, self._places[-1]])
 
     def inner(self, value: str, start: int, end: int) -> Text:

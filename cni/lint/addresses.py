@@ -31,7 +31,7 @@ _ASSUMED = (
 class FlatFile(source.Files):
     """The nodes' flat file (whereabouts.conf, with defaults for `ipam` blocks), read from the user's copy at `path`. If
     `path` is "", the lint assumes a flat file that names the store, which an `ipam` block may then omit. `hosts`
-    collects the store hosts that an `ipam` block names: the policy of each node must allow them."""
+    collects the store hosts that `ipam` blocks name, which the policy of each node must allow."""
 
     def __init__(self, path: str = "") -> None:
         self.path = path
@@ -67,8 +67,8 @@ def has_ipv6(document: Mapping[str, Any]) -> bool:
 class Use:
     """A range of addresses: `text` is the range as text, and `keys` its path in the document `scope`. `owner` describes
     the network or nv-ipam pool that has the range. `low` and `high` are its first and last address, as integers of the
-    IP version `family`. `master` is the network's parent netdev, or "". If `guarded`, railcni gives each address only
-    once among all guarded ranges with the same `network_name`. `given` is the parsed range, None for a pool.
+    IP version `family`. `master` is the network's parent netdev, or "". If `guarded` is true, railcni gives an address
+    only once among all guarded ranges with the same `network_name`. `given` is the parsed range, None for a pool.
     `kept_back` has the owner's gateways, next hops and static addresses, each as (IP version, integer)."""
 
     owner: str
@@ -86,8 +86,8 @@ class Use:
 
 
 def overlaps(uses: Sequence[Use]) -> None:
-    """Warn if ranges of different networks overlap. It is no fault if networks with the same master netdev have the
-    same range, or if networks with different masters have separate pools."""
+    """Warn if ranges of different networks overlap. Networks with the same master netdev may have the same range, and
+    networks with different masters may have separate pools."""
     for i, second in enumerate(uses):
         for first in uses[:i]:
             is_apart = first.family != second.family or first.low > second.high or second.low > first.high
@@ -116,7 +116,7 @@ def overlaps(uses: Sequence[Use]) -> None:
 
 
 def _kept_back(keeping: Use, giving: Use) -> None:
-    """Warn if pods may get from `giving` an address that is a gateway, next hop or static address of `keeping`."""
+    """Warn if `giving` may give pods an address that is a gateway, next hop or static address of `keeping`."""
     for family, value in keeping.kept_back:
         if giving.given and family == giving.family and giving.given.usable(value):
             text = format_address(family, value)
@@ -128,7 +128,7 @@ def examine(
     scope: Scope, keys: Keys, document: Mapping[str, Any], request: Request, flat: FlatFile, uses: list[Use]
 ) -> None:
     """Add the faults in the `ipam` block of the plugin configuration `document`, which is at the path `keys`, to the
-    findings; add the block's ranges to `uses`. `request` is the ADD with which a runtime would call the plugin."""
+    findings, and its ranges to `uses`. `request` is the ADD with which a runtime would call the plugin."""
     block = member(document, "ipam")
     at = (*keys, "ipam")
     if not isinstance(block, dict):
@@ -166,7 +166,7 @@ def _places(keys: Keys, block: Mapping[str, Any]) -> list[Keys]:
 def _whereabouts(
     scope: Scope, keys: Keys, block: dict[str, Any], request: Request, flat: FlatFile
 ) -> ipam_config.IpamConfig | None:
-    """Add the faults of a whereabouts block to the findings; return its configuration, None if it has faults."""
+    """Add the faults of a whereabouts block to the findings. Returns its configuration, or None if it has faults."""
     unknown_keys(scope, keys, block, BLOCK_KEYS, "whereabouts")
     for name, table in MEMBERS.items():
         listed = member(block, name)
@@ -202,7 +202,7 @@ def _whereabouts(
 
 
 def _rails(scope: Scope, keys: Keys, request: Request, config: ipam_config.IpamConfig) -> None:
-    """Check `rail.ranges`: the IPAM plugin gives a pod the same index in the range of each rail (NIC of each node)."""
+    """Check `rail.ranges`, where the IPAM plugin gives a pod the same index on each rail (a numbered NIC of a node)."""
     unread: list[Fault] = []  # the check of the link plugin reports these
     rail = rails_key.read(request.config, unread)
     if rail is None or unread or not rail.is_same_index:
@@ -236,7 +236,7 @@ def _gateways(scope: Scope, keys: Keys, config: ipam_config.IpamConfig) -> None:
 
 
 def _own(scope: Scope, keys: Keys, config: ipam_config.IpamConfig) -> None:
-    """Warn if a range contains an address that this machine has on the master: other nodes would give it to pods."""
+    """Warn if a range has an address that this machine has on the master, since other nodes would give it to pods."""
     master = config.request.member("master")
     if not isinstance(master, str) or not master or config.request.member("linkInContainer") is True:
         return
@@ -260,7 +260,7 @@ def _network_name(scope: Scope, keys: Keys, config: ipam_config.IpamConfig) -> N
 
 
 def _overlaps(scope: Scope, keys: Keys, block: Mapping[str, Any], ranges: Sequence[Range]) -> None:
-    """Warn of ranges in one `ipam` block whose subnets overlap: a pod would get two addresses of one subnet."""
+    """Warn of ranges in one `ipam` block whose subnets overlap, since a pod would get two addresses of one subnet."""
     places = _places(keys, block)
     for i, second in enumerate(ranges):
         for first in ranges[:i]:

@@ -1,4 +1,4 @@
-"""The lint of files and directories: it applies to each document the rules for the document's kind."""
+"""The lint of files and directories. It applies the rules for the kind of a document to each document."""
 
 from __future__ import annotations
 
@@ -20,11 +20,9 @@ _PLAN = {"count", "subnet"}  # keys that every plan of rails has, and no network
 
 
 def lint(paths: Iterable[str], flat_file: str = "") -> list[Diagnostic]:
-    """Return the findings about each of `paths` in turn: a file, a directory such as /etc/cni/net.d, or "-" for stdin.
-    The findings of a file are sorted by line and column.
-
-    `flat_file` is the path of a copy of the nodes' whereabouts.conf. A file that cannot be read is a finding too.
-    """
+    """Return the findings about each of `paths`: a file, a directory such as /etc/cni/net.d, or "-" for stdin. The
+    findings of a file are sorted by line and column. A file that cannot be read is a finding too. `flat_file` is the
+    path of a copy of the nodes' whereabouts.conf."""
     around = Surroundings(flat=FlatFile(flat_file))
     parts: list[list[Diagnostic]] = []
     for path in paths:
@@ -40,7 +38,7 @@ def lint(paths: Iterable[str], flat_file: str = "") -> list[Diagnostic]:
 class _File:
     """The lint of one file: its `findings`, the `count` of objects of known kinds in it, and the `name` of its network.
 
-    `name` is "" if libcni does not read the file. Unless `inside` (found in a directory), a file must have a network.
+    `name` is "" if libcni does not read the file. A file must have a network unless `inside`: found in a directory.
     """
 
     def __init__(self, path: str, around: Surroundings, inside: bool = False) -> None:
@@ -55,7 +53,7 @@ class _File:
             self.findings.append(about(path, message, "name another file"))
 
     def _examine(self, is_json: bool, scope: Scope) -> int:
-        """Examine one document; return the number of networks and other objects of known kinds in it."""
+        """Examine one document. Returns the number of networks and other objects of known kinds in the document."""
         document, around = scope.root.data, self._around
         if isinstance(document, dict) and ("apiVersion" in document or ("kind" in document and not is_json)):
             count = 0
@@ -95,8 +93,8 @@ class _File:
 
 
 def _appended(path: str, document: Any) -> list[str]:
-    """The .conf files whose plugins libcni 1.3 appends to the conflist `document` at `path`. They are beside
-    `path`, in a directory with the name of the network."""
+    """The .conf files whose plugins libcni 1.3 appends to the conflist `document` at `path`. They are in a directory
+    beside `path` that has the name of the network."""
     name = string_at(document, "name")
     if not name or "/" in name or "type" in document or document.get("loadOnlyInlinedPlugins"):
         return []

@@ -1,4 +1,4 @@
-"""Tables of the known plugins, and of the keys that runtimes and Multus read. Functions that report unknown plugins and
+"""Tables of the known plugins, and of the keys that runtimes and Multus read; functions that report unknown plugins and
 keys, each with the known name that the author most likely meant."""
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def reader_of(parts: Keys, table: Sequence[Key], nested: Nested) -> Any:
 
 
 def fix_of(fault: Fault, read: Any) -> str:
-    """The remedy for `fault`: to write a similar value that the parser `read` accepts, or the wanted kind of value."""
+    """The remedy for `fault`: to write a similar value that the parser `read` accepts, or a wanted kind of value."""
     return (read and proposal(read, fault.value)) or remedy(fault.wanted)
 
 
@@ -132,8 +132,8 @@ def _like(value: Any) -> Iterable[Any]:
 def unknown_keys(
     scope: Scope, keys: Keys, document: Mapping[str, Any], table: Iterable[Key], whose: str, kind: str = ""
 ) -> None:
-    """Warn of each key of `document` that is unknown, or written in another case than in `table`. `keys` is the path
-    of `document`. `whose` is its name in messages. `kind` is the plugin's name, "" for a nested object."""
+    """Warn of each key of `document` that is unknown, or differs in case from the key in `table`. `keys` is the path of
+    `document`, `whose` its name in messages. `kind` is the plugin's name, "" for a nested object."""
     names = [key.name for key in table]
     tops = {n.partition(".")[0] for n in names} | ({*OF_RUNTIMES, *OF_MULTUS} if kind else set())
     for name, value in document.items():
@@ -154,8 +154,8 @@ def unknown_keys(
 
 
 def executable(scope: Scope, at: Keys, name: str, names: Collection[str], what: str) -> None:
-    """Report an executable `name` that is not among `names`: as an error if it looks like a misspelt railcni
-    executable, otherwise as a warning, since another project may have such an executable (macvlan2, vxlan)."""
+    """Report an executable `name` that is not among `names`. It is an error if `name` looks like a misspelt railcni
+    executable, otherwise a warning, since another project may have such an executable (macvlan2, vxlan)."""
     if name not in names:
         ours = () if name[-1:].isdigit() else [n for n in sorted(names) if own(n)]
         fix = correction(name, sorted(names), "check that the runtime's plugin folder has it")

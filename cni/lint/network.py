@@ -92,7 +92,7 @@ def _inside(around: Surroundings, document: dict[str, Any], model: Configuration
 
 
 def _configuration(scope: Scope, document: dict[str, Any], around: Surroundings) -> Configuration | None:
-    """Check the keys outside of `plugins` that a runtime reads; return the network's model, None if it has faults."""
+    """Check the keys outside of `plugins` that a runtime reads. Returns the network's model, or None for faults."""
     outer = {k: v for k, v in document.items() if k != "plugins"}
     listed = document.get("plugins")
     if listed is not None and not isinstance(listed, list):
@@ -188,7 +188,7 @@ def examine_plugin(scope: Scope, outer: dict[str, Any], around: Surroundings) ->
 
 
 def is_nad(document: Any) -> bool:
-    """Whether a Kubernetes object is meant as a NAD, by its API group, or by its kind, which may be misspelt."""
+    """Whether a Kubernetes object is meant to be a NAD, by its API group, or by its kind, which may be misspelt."""
     if not isinstance(document, dict):
         return False
     kind, version = str(document.get("kind", "")), str(document.get("apiVersion", ""))
@@ -219,7 +219,7 @@ def examine_nad(scope: Scope, around: Surroundings) -> None:
 
 
 def _namespace(scope: Scope, metadata: dict[str, Any], around: Surroundings) -> None:
-    """Check that the NAD's namespace has a valid name, and that no other NAD in the namespace has this NAD's name."""
+    """Check that the NAD's namespace has a valid name, and that no other NAD of this namespace has the NAD's name."""
     namespace = metadata.get("namespace")
     if isinstance(namespace, str) and not is_namespace(namespace):
         message = f"{shown(namespace)}: Kubernetes has no namespace of this name"

@@ -1,7 +1,7 @@
 """Render networks of NVIDIA's Network Operator (mellanox.com/v1alpha1) and of the SR-IOV Network Operator as NADs.
 
-The NADs have the keys and values that the operators write, in another layout, and without the operators' metadata
-(labels, revision, owner).
+The NADs have the keys and values that the operators write, but another layout and no metadata of the operators (labels,
+revision, owner).
 
 Sources: Mellanox/network-operator: manifests/state-{macvlan,hostdevice,ipoib}-network, pkg/state, api/v1alpha1;
 k8snetworkplumbingwg/sriov-network-operator: bindata/manifests/cni-config/sriov, api/v1.
@@ -94,7 +94,7 @@ KINDS = {spec.__name__: spec for spec in _SPECS}
 
 
 def is_network(document: Any) -> bool:
-    """Whether `document` has a kind in KINDS; in NVIDIA's API group, the kind may be misspelt."""
+    """Whether `document` has a kind in KINDS. In NVIDIA's API group, the kind may be misspelt."""
     if not isinstance(document, dict):
         return False
     kind, group = str(document.get("kind")), str(document.get("apiVersion", "")).partition("/")[0]
@@ -120,8 +120,8 @@ def render_files(paths: Iterable[str], prefix: str = SRIOV_PREFIX) -> tuple[list
 
 
 def render(scope: Scope, prefix: str = SRIOV_PREFIX) -> dict[str, Any] | None:
-    """Return the NAD for the operator's network in `scope`; None, with findings, if the network is faulty. `prefix`
-    precedes the resource of an SriovNetwork, such as openshift.io in openshift.io/NAME."""
+    """Return the NAD for the operator's network in `scope`. If the network is faulty, return None, and add findings.
+    `prefix` precedes the resource of an SriovNetwork, such as openshift.io in openshift.io/NAME."""
     document, findings = scope.root.data, scope.findings
     before = len(findings)
     scope.network = name = string_at(document, "metadata", "name")
@@ -206,7 +206,7 @@ def _nad(name: str, spec: _Spec, namespace: str, prefix: str) -> dict[str, Any]:
 
 
 def _config(scope: Scope, name: str, spec: _Spec) -> dict[str, Any]:
-    """The configuration in the operator's NAD for `spec`: a conflist if there are metaPlugins, else a single plugin."""
+    """The configuration in the operator's NAD for `spec`: a conflist if it has metaPlugins, else a single plugin."""
     ipam, capabilities, chained = (_objects(scope, spec, key) for key in ("ipam", "capabilities", "metaPlugins"))
     plugin = {**spec.plugin, **spec.model_dump(by_alias=True, exclude_defaults=True)}
     if capabilities:

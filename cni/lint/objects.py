@@ -1,11 +1,10 @@
-"""The lint's rules for Kubernetes objects other than NADs: operators' custom resources, whose keys decide whether pods
-have RDMA and unique addresses; device plugins' configurations; and the resources that networks and containers ask for.
+"""The lint's rules for Kubernetes objects other than NADs: custom resources of operators, whose keys decide whether
+pods have RDMA and unique addresses, configurations of device plugins, and requests for their resources.
 
 Networks (MacvlanNetwork, HostDeviceNetwork, IPoIBNetwork, SriovNetwork) are rendered as NADs, and the NADs are
 examined. In a SriovNetworkNodePolicy and a NicClusterPolicy, the lint checks the keys that decide whether pods get a
-verbs device. Pools of nv-ipam must not overlap with the ranges of railcni's IPAM plugin.
-Sources: api/v1 of k8snetworkplumbingwg/sriov-network-operator; api/v1alpha1 of Mellanox/network-operator and of
-Mellanox/nvidia-k8s-ipam.
+verbs device. Pools of nv-ipam must not overlap with the ranges of railcni's IPAM plugin. Sources: api/v1 of
+k8snetworkplumbingwg/sriov-network-operator; api/v1alpha1 of Mellanox/network-operator and of Mellanox/nvidia-k8s-ipam.
 """
 
 from __future__ import annotations
@@ -62,8 +61,8 @@ def examine(scope: Scope, around: Surroundings) -> bool:
 
 
 def _network(scope: Scope, around: Surroundings) -> None:
-    """Examine a network custom resource of NVIDIA's operator, the document in `scope`, by the NAD that the operator
-    makes of it. Report each fault of the NAD at the key of the resource from which the faulty value comes."""
+    """Examine the operator's network in `scope`, a custom resource, by the NAD that the operator makes from it. Report
+    each fault of the NAD at the key of the custom resource from which the faulty value comes."""
     nad = nvidia.render(scope)
     if nad is None:
         return
@@ -152,7 +151,7 @@ def _pool(scope: Scope, spec: dict[str, Any], kind: str, around: Surroundings) -
     )
 
 
-# --- device plugins, and what asks for their resources ---
+# --- device plugins, and requests for their resources ---
 
 
 def device_plugin(scope: Scope, around: Surroundings) -> None:
@@ -163,8 +162,8 @@ def device_plugin(scope: Scope, around: Surroundings) -> None:
 
 
 def _plain(scope: Scope, around: Surroundings) -> bool:
-    """Examine device plugins' configurations in a ConfigMap; return whether there are any. From any other object, add
-    to `around` the resources that a pod, pod template or claim requests, or a DeviceClass's resource."""
+    """Examine device plugins' configurations in a ConfigMap, and return whether there are any. Of other objects, add to
+    `around` the resources that a pod, pod template or claim requests, and the resource of a DeviceClass."""
     document = scope.root.data
     scope.network = ""
     namespace = str(value_at(document, "metadata", "namespace") or "default")
@@ -198,7 +197,7 @@ def _plain(scope: Scope, around: Surroundings) -> bool:
 
 
 def _asked(scope: Scope, keys: Keys) -> Iterator[ResourceWant]:
-    """Yield each resource in the containers' limits of the pod spec at the path `keys`, if there is a pod spec."""
+    """Yield each resource in the limits of containers in the pod spec at the path `keys`, which may be missing."""
     _, pod, depth = scope.root.walk(keys)
     for name in _CONTAINERS if depth == len(keys) else ():
         found = pod.member(name)
@@ -214,7 +213,7 @@ def _objects(value: Any) -> list[dict[str, Any]]:
 
 
 def _claims(listed: Any, namespace: str) -> list[Claim]:
-    """The (kind, namespace, name) of each claim, or template of a claim, in the list `resourceClaims` of a pod."""
+    """Return (kind, namespace, name) of each claim, or template of a claim, in `listed`, a pod's `resourceClaims`."""
     kinds = {"resourceClaimTemplateName": "ResourceClaimTemplate", "resourceClaimName": "ResourceClaim"}
     return [(kinds[key], namespace, str(one[key])) for one in _objects(listed) for key in kinds if one.get(key)]
 
@@ -236,8 +235,8 @@ def _selected(chooser: dict[str, Any]) -> str:
 
 
 def _names(text: str, namespace: str) -> list[tuple[str, str]]:
-    """The (namespace, name) of each network in the `text` of a pod's annotation: JSON, or "NAMESPACE/NAME@IFNAME, ...".
-    A network without a namespace gets `namespace`."""
+    """Return (namespace, name) of each network in the `text` of a pod's annotation: JSON, or "NAMESPACE/NAME@IFNAME,
+    ...". A network without a namespace gets `namespace`."""
     try:
         listed = json.loads(text) if text.lstrip().startswith("[") else []
         return [(str(one.get("namespace") or namespace), str(one["name"])) for one in listed] or [
@@ -249,8 +248,8 @@ def _names(text: str, namespace: str) -> list[tuple[str, str]]:
 
 
 def compare(around: Surroundings) -> None:
-    """Warn of each request for a resource that no device plugin's configuration offers, if one offers other resources
-    with the same part before "/". Warn also of pods that ask for other resources than their networks need."""
+    """Warn of each request for a resource that no device plugin offers, if a device plugin offers other resources with
+    the same part before "/". Warn also of pods that request other resources than their networks need."""
     classes = {label(name): name for name in (*around.offers, *around.resources.values())} | around.classes
     for pod in around.pods:
         _compare(pod, around, classes)
@@ -264,10 +263,11 @@ def compare(around: Surroundings) -> None:
 
 
 def _compare(pod: PodNetworks, around: Surroundings, classes: dict[str, str]) -> None:
-    """Warn of each network of `pod` that needs a resource (DOMAIN/NAME) which the pod does not get, if a request of
-    the pod seems to be meant for it: a claim for the resource, but not from a template; a claim for another resource
-    of DOMAIN, or for devices that no network of the pod needs; or a container's limit for another resource of DOMAIN.
-    Without such a request there is no warning, since a webhook may add the request for the resource later."""
+    """Warn of each network of `pod` that needs a resource (DOMAIN/NAME) which the pod does not get, if another request
+    of the pod seems to be meant for this resource. Such requests are a claim for the resource that is not from a
+    template, a claim for another resource of DOMAIN or for devices that no network of the pod needs, and a container's
+    limit for another resource of DOMAIN. There is no other warning, since a webhook may add the request for the
+    resource."""
     asked = {
         claim: {(name, of or classes.get(name, "")) for name, of in around.requests.get(claim, ())}
         for claim in pod.claims

@@ -26,7 +26,7 @@ SWITCH_MOST = 9216  # the jumbo frames that Ethernet switches commonly carry, in
 @dataclass(frozen=True)
 class ResourceWant:
     """A request of a network or container for the `resource` of a device plugin, such as "rdma/hca". The request is at
-    the path `keys` of the document `scope`. `at_key`: a warning marks the key, not its value."""
+    the path `keys` of the document `scope`. If `at_key` is true, a warning marks the key, not its value."""
 
     resource: str
     scope: Scope
@@ -39,7 +39,7 @@ Claim = tuple[str, str, str]  # kind, namespace and name of a ResourceClaim or i
 
 @dataclass(frozen=True)
 class PodNetworks:
-    """A pod: its `networks` as (namespace, name), the `resources` that its containers ask for, and its resource
+    """A pod: its `networks` as (namespace, name), the `resources` that its containers request, and its resource
     `claims`. The annotation that names the networks is at the path `keys` of the document `scope`."""
 
     scope: Scope
@@ -51,9 +51,9 @@ class PodNetworks:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What the rules for a plugin need to know: the plugin's network, and the objects that the lint has read so far.
+    """The surroundings of a plugin that its rules need: the plugin's network, and the objects that were read so far.
 
-    The network has a `name` and spec `versions`. `nad` tells whether it is in a NAD, and `resource` is the NAD's
+    The network has a `name` and spec `versions`. `nad` is true if the network is in a NAD. `resource` is the NAD's
     resource. `flat` is the nodes' flat file. `uses` are the address ranges of all networks, `offers` the resources of
     device plugins, `wants` the requests for resources, `pods` the pods with networks. `nads` maps the (namespace, name)
     of a NAD to its file, `resources` to the NAD's resource. `requests` maps a claim to the (DeviceClass, selected
@@ -129,7 +129,7 @@ def examine(scope: Scope, keys: Keys, document: Mapping[str, Any], around: Surro
 def _of_a_rail(
     scope: Scope, keys: Keys, document: Mapping[str, Any], rails: Mapping[str, Any], around: Surroundings
 ) -> Mapping[str, Any]:
-    """Return the plugin configuration `document`, completed from `rail.ranges` for its rail (a numbered NIC of every
+    """Return the plugin configuration `document`, completed from `rail.ranges`: for its rail (a numbered NIC of each
     node), or for rail 0 if the network serves all rails. Add faults of rail.nics to the findings."""
     index, block = member(rails, "index"), member(document, "ipam")
     if not member(rails, "nics"):
@@ -148,8 +148,8 @@ def _of_a_rail(
 
 
 def _same_index(scope: Scope, keys: Keys, document: Mapping[str, Any], asked: Rail | None) -> None:
-    """Check that a network uses railcni's IPAM plugin if it gives a pod addresses with the same index in the ranges
-    of all rails (NICs): no other plugin can do so. `asked` is the parsed value of the key `rail`."""
+    """Check that a network uses railcni's IPAM plugin if a pod shall have the same index in the ranges of all rails
+    (NICs), since no other plugin does this. `asked` is the parsed value of the key `rail`."""
     block = member(document, "ipam")
     kind = member(block, "type") if isinstance(block, dict) else None
     if asked and asked.is_same_index and known.own(str(kind)) != known.OWN_IPAM:
@@ -173,8 +173,8 @@ def _mtu(scope: Scope, keys: Keys, document: Mapping[str, Any], mtu: int) -> Non
 
 
 def _device(scope: Scope, keys: Keys, document: Mapping[str, Any], around: Surroundings, by_name: bool) -> None:
-    """Check that the configuration chooses a device, by its keys or by the NAD's resource. `by_name`: the plugin has a
-    key `device` for the device's name."""
+    """Check that the configuration chooses a device, by its keys or by the NAD's resource. `by_name` is true if the
+    plugin has a key `device` for the device's name."""
     selectors = [n for n in ("device", "hwaddr", "kernelpath", "pciBusID", "deviceID") if member(document, n)]
     capabilities = member(document, "capabilities")
     capable = isinstance(capabilities, dict) and member(capabilities, "deviceID")

@@ -26,7 +26,7 @@ DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _LONGEST = 4095  # characters of a string, cni.shared.config
 _SPACE = "".join(f"\\u{c:04x}" for c in range(0x3100) if chr(c).isspace())
 _HEX = "[0-9a-fA-F]"
-_MAC = (  # a unicast one, and not all zeros
+_MAC = (  # a unicast MAC that is not all zeros
     rf"^(?![0:.\-]*$)({_HEX}?[02468aceACE]([:\-]{_HEX}{{1,2}}){{5}}|{_HEX}[02468aceACE]{_HEX}{{2}}([.]{_HEX}{{4}}){{2}})$"
 )
 _PCI = f"^{_HEX}{{4,}}:{_HEX}{{2}}:{_HEX}{{2}}[.]{_HEX}$"
@@ -77,7 +77,7 @@ _RULES: dict[Callable[[Any], Any], Rule] = {
 
 
 def rule_of(read: Callable[[Any], Any]) -> Rule:
-    """The JSON Schema of the values that the parser `read` accepts; {}, which allows any value, for an unknown one."""
+    """The JSON Schema of the values that the parser `read` accepts. An unknown parser gives {}: any value is valid."""
     kind = getattr(read, "__qualname__", "").partition(".<locals>")[0]
     if read in _RULES or kind not in ("integer", "one_of", "list_of", "optional"):
         return _RULES.get(read, {})
@@ -94,8 +94,8 @@ def rule_of(read: Callable[[Any], Any]) -> Rule:
 
 
 def table(name: str, members: Iterable[Key], definitions: dict[str, Rule], about: str = "") -> Rule:
-    """The JSON Schema of an object with the keys `members`; `name` is its title, and `about` its description. The
-    schema of each nested object is added to `definitions`: a key "a.b" means a nested object "a" with the key "b"."""
+    """The JSON Schema of an object with the keys `members`, the title `name` and the description `about`. The schema of
+    each nested object is added to `definitions`: a key "a.b" means a nested object "a" with the key "b"."""
     members = list(members)
     properties: dict[str, Rule] = {}
     for key in members:
@@ -109,7 +109,7 @@ def table(name: str, members: Iterable[Key], definitions: dict[str, Rule], about
             continue
         rule = rule_of(key.read)
         extra = next((name for name in features.NAMES if features.named(name).KEY is key), "")
-        if extra:  # an object of its keys, and perhaps a word or switch that its reader knows
+        if extra:  # an object of its keys, and perhaps a word or boolean that its reader accepts
             definitions[extra] = table(extra, features.named(extra).KEYS, definitions)
             more = [] if key.read is config.mapping else [_SWITCH, {"const": "auto", **_STRING}]
             rule = {"anyOf": [{"$ref": f"#/$defs/{extra}"}, *more]} if more else {"$ref": f"#/$defs/{extra}"}
