@@ -30,21 +30,19 @@ if TYPE_CHECKING:
     from cni.shared.spec.result import Result
 
     class Feature(Protocol):
-        """The functions of a feature's module. `config` is the result of `read`, `document` that of `plan` (JSON)."""
+        """The functions of a feature's module. `config` is the result of `read`, `document` that of `plan` as JSON."""
 
         KEY: Key  # the feature's key in the network configuration
         KEYS: Sequence[Key]  # the keys of the object that may be the value of KEY
 
         def read(self, value: Any, request: Request, faults: list[Fault]) -> Any:
-            """The checked configuration, None when the feature is not wanted; append wrong values to `faults`.
-
-            `value` is the value of the feature's key in the network configuration, None when absent.
-            """
+            """Return the checked configuration, or None if the feature is not wanted. Append wrong values to `faults`.
+            `value` is the value of the feature's key in the network configuration, None when absent."""
 
         def plan(
             self, config: Any, request: Request, carrier: tuple[str, bool], is_shared: bool, sandbox: Sandbox, log: Log
         ) -> dict[str, Any] | None:
-            """Plan, but change nothing. Returns the plan, or None for nothing to do. Raises CniError if ADD would fail.
+            """Plan, but change nothing. Returns None if there is nothing to do. Raises CniError if ADD would fail.
 
             `carrier` has the name of the netdev that carries the link's traffic, or "", and whether it is in the
             sandbox. `is_shared` is true if the netdev stays on the host and attachments share it.
@@ -70,10 +68,8 @@ if TYPE_CHECKING:
             """A text for each difference between `config` and the plan `document`, None if there is no plan. No I/O."""
 
         def status(self, config: Any, is_shared: bool, netdev: Link | None) -> None:
-            """Raise NotAvailable or LimitedConnectivity when an ADD could not succeed now.
-
-            `netdev` is the host's netdev that an ADD would use, None when unknown; `is_shared` is as in `plan`.
-            """
+            """Raise NotAvailable or LimitedConnectivity when an ADD could not succeed now. `netdev` is the host's
+            netdev that an ADD would use, None when unknown; `is_shared` is as in `plan`."""
 
     _: tuple[Feature, ...] = (routing, verbs_device)  # mypy compares each with the contract
     Planned = Sequence[tuple[Feature, dict[str, Any]]]  # the features of an attachment, each with its plan

@@ -67,7 +67,7 @@ def claim(value: Any, devices: Sequence[str], request: Request, log: Log) -> tup
 
 
 def write(path: str, document: dict[str, Any], whose: dict[str, Any], log: Log) -> None:
-    """Write `document` to the file of the owner `whose`, beside the device plugin's members. Raises IoFailure."""
+    """Write `document` to the file of `whose`, and keep the device plugin's members. Raises IoFailure on failure."""
     with Records(log=log).locked_info_file(path):
         former = _former(path)
         if not _is_free(path, former, [document.get("pci", {}).get("pci-address", "")], whose, log):
@@ -85,7 +85,7 @@ def write(path: str, document: dict[str, Any], whose: dict[str, Any], log: Log) 
 
 
 def remove(path: str, whose: dict[str, Any], log: Log) -> None:
-    """Remove the file if its owner is `whose`, as `claim` returned it. Raises IoFailure when this fails."""
+    """Remove the file if its owner is `whose` (from `claim`). Raises IoFailure when this fails."""
     with Records(log=log).locked_info_file(path):
         is_there = files.mark(path) != ()
         if is_there and member(_former(path), "rdma", _MARK) != whose["attachment"]:

@@ -1,7 +1,5 @@
-"""Find the RoCE v2 GIDs of a link's addresses, wait for them, and explain why one is missing.
-
-`root` is the mount point of the host's sysfs, whose GID tables have the GIDs of all namespaces.
-"""
+"""Find the RoCE v2 GIDs of a link's addresses, wait for them, and explain why one is missing. `root` is the mount point
+of the host's sysfs, whose GID tables have the GIDs of all namespaces."""
 
 from __future__ import annotations
 

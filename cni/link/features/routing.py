@@ -127,7 +127,7 @@ def remove(document: dict[str, Any], sandbox: Sandbox | None, log: Log) -> None:
 
 
 def differences(document: dict[str, Any], link: Link, expected: Result, sandbox: Sandbox) -> list[str]:
-    """A text for each ARP sysctl, rule and route that is not as ADD left it."""
+    """A text for each ARP sysctl, rule and route that differs from the state after ADD."""
     table = document["table"]
     found = []
     with sandbox.namespace.entered():
@@ -156,7 +156,7 @@ def differences(document: dict[str, Any], link: Link, expected: Result, sandbox:
 
 
 def unlike(document: dict[str, Any] | None, config: Rail) -> list[str]:
-    """A text for each difference between the planned rail, `document`, and the configured one."""
+    """A text for each difference between the planned rail, `document`, and the configured rail."""
     if document is None:
         return [f"rail has no routing table, configured is {config.table}"] if config.routing else []
     if not config.routing:

@@ -80,7 +80,7 @@ def plan(
     config: VerbsConfig, request: Request, carrier: tuple[str, bool], is_shared: bool, sandbox: Sandbox, log: Log
 ) -> dict[str, Any] | None:
     """Make a plan with the verbs ports of the netdev and the settings. Returns None if the netdev has no verbs port.
-    Raises InvalidConfig if `required` is true and pods could not use a port, or as `deviceinfo.claim`."""
+    Raises InvalidConfig if `required` is true and pods could not use a port, and errors of `deviceinfo.claim`."""
     netdev, in_sandbox = carrier
     ports: Ports = []
     if netdev and in_sandbox:
@@ -139,7 +139,7 @@ def _unusable_by_others(netdev: str, ports: Ports) -> str:
 
 
 def before_up(document: dict[str, Any], link: Link, sandbox: Sandbox) -> None:
-    """With `ipv6LinkLocal` false, keep the kernel from making a link-local address."""
+    """If `ipv6LinkLocal` is false, keep the kernel from making a link-local address."""
     if document["ipv6LinkLocal"]:
         return
     try:
@@ -219,7 +219,7 @@ def differences(document: dict[str, Any], link: Link, expected: Result, sandbox:
 
 
 def unlike(document: dict[str, Any] | None, config: VerbsConfig) -> list[str]:
-    """A text for each difference between plan and configuration. A missing plan differs only if `required` is true."""
+    """A text for each difference between plan and configuration. It is no difference if an optional plan is missing."""
     if document is None:
         return ["rdma has no verbs device, configured is that one is required"] if config.required else []
     was = document["ipv6LinkLocal"]

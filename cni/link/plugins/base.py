@@ -70,7 +70,7 @@ if TYPE_CHECKING:
         """The steps for an attachment that an ADD has made. `host` and `inside` are as in LinkPlugin."""
 
         def load(self, document: dict[str, Any]) -> Any:
-            """The plan in a record, from the object `document` that `RecordedPlan.document` made."""
+            """Load the plan from `document`, which `RecordedPlan.document` made for a record."""
 
         def adopt(self, request: Request, host: Rtnl, inside: Rtnl | None) -> Any:
             """The plan of an attachment that the Go plugin of this name made; None when nothing shows the attachment.
@@ -80,9 +80,7 @@ if TYPE_CHECKING:
 
         def remove(self, planned: Any, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
             """Undo `apply`, even if it failed half-way. May be called again. `inside` is None when the sandbox is gone.
-
-            Raises Lingers while the link or device is in another namespace, from which railcni cannot remove it.
-            """
+            Raises Lingers while the link or device is in another namespace, from which railcni cannot remove it."""
 
         def recognises(self, planned: Any, inside: Rtnl) -> bool:
             """Whether `inside` certainly has the plan's link, and is not a later namespace with the same inode."""

@@ -347,7 +347,7 @@ def _mac_in_use(planned: MacvlanPlan) -> str:
 
 
 def without_link(planned: MacvlanPlan) -> None:
-    """None: a macvlan always has a link."""
+    """Return None, since a macvlan always has a link."""
 
 
 def carrier(planned: MacvlanPlan) -> tuple[str, bool]:

@@ -3,13 +3,13 @@
 A DEL brings the verbs device back before the netdev, because a runtime calls DEL from the end of the chain.
 
 Only in RDMA's exclusive netns mode does a verbs device belong to one namespace. When a namespace ends, the kernel moves
-its verbs devices back (rdma_dev_exit_net, drivers/infiniband/core/device.c). This plugin has its own record and lock for
-an attachment, since the link plugin of the chain may be of another suite.
+its verbs devices back (rdma_dev_exit_net, drivers/infiniband/core/device.c). This plugin has its own record and lock
+for an attachment, since the link plugin of the chain may be of another suite.
 
 Go's rdma-cni writes a file on the node for each attachment, and reads it to end the attachment (pkg/cache, pkg/types):
 
     /var/lib/cni/rdma/NETWORK-CONTAINERID-IFNAME    JSON: containerRdmaDevName, the verbs device's name in the sandbox;
-                                                    sandboxRdmaDevName, the same on the host; deviceID, version
+                                                    sandboxRdmaDevName, its name on the host; deviceID, version
 
 Sources: k8snetworkplumbingwg/rdma-cni for keys and this file; rdma-system(8) for the modes.
 """
@@ -66,7 +66,7 @@ KEYS = (
 
 
 class RdmaConfig:
-    """The checked values of KEYS. `device_id` is runtimeConfig.deviceID, otherwise the configuration's."""
+    """The checked values of KEYS. `device_id` is runtimeConfig.deviceID or, without this, the key `deviceID`."""
 
     device_id: str
     verbs_device: str
@@ -186,10 +186,8 @@ def _find(
 
 
 def _permit(device: str, parent: str, sandbox: Sandbox) -> None:
-    """Raise InvalidConfig when the policy does not allow the verbs device, or the node needs its netdev on the host.
-
-    If the netdev is already in the sandbox, nothing is checked: the plugin that moved the netdev has checked it.
-    """
+    """Raise InvalidConfig when the policy does not allow the verbs device, or the node needs its netdev on the host. If
+    the netdev is already in the sandbox, nothing is checked: the plugin that moved the netdev has checked it."""
     from cni.link.plugins.host_device import moved  # only an ADD needs this module
 
     hardware = rdma_sysfs.pci_of(device) or parent
@@ -275,7 +273,7 @@ def _bring_back(name: str, index: int, sandbox: Sandbox | None, log: Log) -> Non
 
 
 def _give_back_unrecorded(request: Request, log: Log) -> None:
-    """Return the verbs device that the file of Go's rdma-cni names to the host, and remove the file."""
+    """Return to the host the verbs device that the file of Go's rdma-cni names, and remove the file."""
     path = f"{_GO_CACHE}/{'-'.join(request.attachment.key())}"
     name = _cached_name(path)
     if not name:

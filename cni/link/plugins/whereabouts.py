@@ -1,7 +1,5 @@
-"""The IPAM plugin whereabouts, as functions that the link plugins call in their own process: calls of package `ipam`.
-
-Each function loads only the modules that it needs: a network without addresses needs no IPAM.
-"""
+"""The IPAM plugin whereabouts as functions, which call the package `ipam`. Link plugins call them in their own process.
+Each function loads only the modules that it needs: a network without addresses needs no IPAM."""
 
 from __future__ import annotations
 
@@ -82,7 +80,7 @@ def found_in_use(addresses: Iterable[str], records: Records) -> None:
 
 
 def keep_open() -> KeptOpen:
-    """Keep the lease file and the connections to stores open after each call from now on, for the next call."""
+    """From now on, keep the lease file and the connections to stores open after each call, for the next call."""
     from ipam.stores import base  # only a worker keeps them open
 
     return base.KeptOpen()

@@ -273,10 +273,8 @@ class _Attempt:
         return result
 
     def undo(self, fault: BaseException) -> None:
-        """Undo the steps that were begun before the error `fault`.
-
-        If a step cannot be undone, the record stays for the next DEL, and the details of `fault` name the step.
-        """
+        """Undo the steps that were begun before the error `fault`. If a step cannot be undone, the record stays for the
+        next DEL, and the details of `fault` name the step."""
         from cni.link.verbs import detach  # most ADDs succeed
 
         sandbox = self._sandbox

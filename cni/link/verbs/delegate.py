@@ -37,7 +37,7 @@ def add(request: Request, records: Records) -> Result:
 
 
 def delete(request: Request, records: Records) -> None:
-    """Call the IPAM plugin's DEL, which releases the addresses. May be repeated. Raises the plugin's CniError."""
+    """Call the IPAM plugin's DEL, which releases the addresses. May be called again. Raises the plugin's CniError."""
     kind = request.ipam_type
     if _is_name(kind):  # no ADD has called a plugin with an invalid ipam.type
         environ = {**request.environ, "CNI_COMMAND": "DEL"}
@@ -52,9 +52,7 @@ def forward(request: Request, records: Records) -> None:
 
 def is_foreign(request: Request) -> bool:
     """Whether the IPAM plugin is of another suite; False if the network has no IPAM plugin, or the plugin is missing.
-
-    Only our plugin answers a repeated ADD with the same addresses; host-local, for example, refuses the ADD.
-    """
+    Only our plugin answers a repeated ADD with the same addresses; host-local, for example, refuses the ADD."""
     kind = request.ipam_type
     try:
         return kind != "" and not _is_ours(_find(kind, request.path))

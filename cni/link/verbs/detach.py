@@ -89,8 +89,8 @@ def end(
 
 
 def _untold(faults: list[CniError], log: Log) -> list[CniError]:
-    """Log the faults of foreign IPAM plugins in a repeated DEL, and return the other `faults` for the runtime. A
-    foreign fault must not keep a pod for ever, and cni.link.verbs.gc calls the plugin again by the kept record."""
+    """Log the faults of foreign IPAM plugins in a repeated DEL, and return the other `faults` for the runtime. So a
+    foreign fault cannot keep a pod for ever. The record stays, and cni.link.verbs.gc calls the plugin again."""
     for fault in faults:
         if isinstance(fault, DelegateFailed):
             log.warning(f"{fault}; that plugin is called again later")

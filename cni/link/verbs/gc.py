@@ -30,10 +30,8 @@ if TYPE_CHECKING:
 
 
 def gc(_: LinkPlugin, request: Request, records: Records) -> None:
-    """Remove attachments that the runtime does not list or whose DEL failed; then forward GC to the IPAM plugin.
-
-    An attachment made after the start of this call stays, since the runtime's list cannot have it. Raises errors last.
-    """
+    """Remove attachments that the runtime does not list or whose DEL failed; then forward GC to the IPAM plugin. An
+    attachment made after the start of this call stays, as the runtime's list cannot have it. Errors are raised last."""
     began, log = Began(), records.log
     valid = valid_attachments(request, log)
     if valid is None:

@@ -153,7 +153,7 @@ def _unlisted(link: str, inet6: bytes) -> dict[str, str]:
 
 
 def _lost(device: Link, others: list[bytes], host: Rtnl) -> list[str]:
-    """The names of the parts of the state that cannot be restored. `others` are further MACs of received frames."""
+    """The names of unrestorable parts of the state. `others` are further MACs for which the device receives frames."""
     found = []
     if raw_state.has_qdisc(host, device.index):
         found.append("its qdiscs and filters (tc)")

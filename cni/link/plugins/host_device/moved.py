@@ -40,10 +40,8 @@ USERSPACE_DRIVERS = ("vfio-pci", "uio_pci_generic", "igb_uio")
 
 
 class MoveFacts(Facts):
-    """The result of a survey: the device, its state, and the `driver` if it is a PCI function.
-
-    `reason` says why the node needs the device, `tied` why another link needs it. Each is "" if there is no such need.
-    """
+    """The result of a survey: the device, its state, and the `driver` if it is a PCI function. `reason` says why the
+    node needs the device, `tied` why another link needs it. Each is "" if there is no such need."""
 
     device: Link | None = None
     driver = reason = tied = ""
@@ -60,10 +58,8 @@ class MoveFacts(Facts):
 
 
 def permit(device: Link | None, pci: str) -> None:
-    """Raise InvalidConfig unless the node's policy lists the name of the netdev `device` or its PCI address.
-
-    `pci` is the PCI address of the device; with "", the address of the netdev's parent device is used.
-    """
+    """Raise InvalidConfig unless the node's policy lists the name of the netdev `device` or its PCI address. `pci` is
+    the PCI address of the device; with "", the address of the netdev's parent device is used."""
     parent = device.parent_device if device and device.parent_bus == "pci" else ""
     names = [name for name in (device.name if device else "", pci or parent) if name]
     policy.current().permit("devices", f'device "{" ".join(names)}"', names)
@@ -407,5 +403,5 @@ def differences(planned: MovePlan, link: Link | None) -> list[str]:
 
 
 def carrier(planned: MovePlan) -> tuple[str, bool]:
-    """The name of the device on the host, and False, since the device is not yet in the sandbox after the plan."""
+    """The name of the device on the host, and False, since the device is still there when the plan is made."""
     return planned.device.get("name", ""), False

@@ -1,7 +1,5 @@
 """The verbs of host-device: move a device of the host into a sandbox, and later restore it (the module `moved`).
-
-Source: plugins/main/host-device of containernetworking/plugins for keys and results.
-"""
+Source: plugins/main/host-device of containernetworking/plugins for keys and results."""
 
 from __future__ import annotations
 
@@ -116,10 +114,8 @@ carrier = moved.carrier
 def survey(
     config: HostDeviceConfig, request: Request, host: Rtnl, inside: Rtnl, records: Records, named: Named
 ) -> HostDeviceFacts:
-    """Find the device and read its state, or find the attachment that has the device.
-
-    There is no lock: the kernel lets only one of several concurrent ADDs move the device.
-    """
+    """Find the device and read its state, or find the attachment that has the device. There is no lock: the kernel lets
+    only one of several concurrent ADDs move the device."""
     facts = HostDeviceFacts()
     pci = config.pci_address
     if pci:

@@ -1,10 +1,10 @@
 """Restore a device that is back on the host to the state in its record (cni.link.plugins.host_device.hoststate).
 
 The stages of `Restoration` are in the order of their dependencies: identity, attributes of the link, parameters
-(disable_ipv6 must be off before IPv6 addresses can be added), flags with up, addresses, routes (those without a gateway
-first), neighbours. Each stage compares the device with the record and yields the missing steps, so nothing is written
-to a device that never left. A pass runs all stages, even after a refusal. At most PASSES passes run. After a pass with
-a refusal, another pass follows
+(disable_ipv6 must be off before IPv6 addresses can be added), flags including up, addresses, routes (those without a
+gateway first), neighbours. Each stage compares the device with the record and yields the missing steps, so nothing is
+written to a device that never left. A pass runs all stages, even after a refusal. At most PASSES passes run. After a
+pass with a refusal, another pass follows
 
     at once, if the pass has changed something, since the refused step may depend on the change
     after a pause, while the duplicate address detection of an address runs: until its end the kernel refuses the address
@@ -47,11 +47,8 @@ _SHOWN = 8
 
 
 def restore(planned: MovePlan, link: Link, host: Rtnl, log: Log) -> None:
-    """Restore the device, which is on the host, to the state in the record.
-
-    Raises KernelRefused if the kernel refuses the name; Unrestored (call again) if another link has the name or a
-    refusal was transient.
-    """
+    """Restore the device, which is on the host, to the state in the record. Raises KernelRefused if the kernel refuses
+    the name; Unrestored (call again) if another link has the name or a refusal was transient."""
     former = planned.device
     name, other = former["name"], None
     try:
@@ -83,10 +80,8 @@ def restore(planned: MovePlan, link: Link, host: Rtnl, log: Log) -> None:
 
 
 def _restore_state(former: dict[str, Any], link: Link, host: Rtnl, log: Log) -> None:
-    """Restore the state `former` of `link`, a device on the host, as far as the kernel allows.
-
-    Raises Unrestored when a second call can restore more. Permanent refusals are logged.
-    """
+    """Restore the state `former` of `link`, a device on the host, as far as the kernel allows. Raises Unrestored when a
+    second call can restore more. Permanent refusals are logged."""
     try:
         lasting, passing = Restoration(former, link, host).run()
     except KernelError as fault:  # the device has left the host again
@@ -223,10 +218,8 @@ class Restoration:
             yield "alias", self.host.change_link, self.index, "", 0, "", self.former["alias"]
 
     def _set_mac(self, link: Link) -> None:
-        """Restore the MAC, unless the driver accepts only the MAC that the PF has set for its VF.
-
-        With igb and i40e a VF gets that MAC when it is next set up, and then accepts no other.
-        """
+        """Restore the MAC, unless the driver accepts only the MAC that the PF has set for its VF. With igb and i40e a
+        VF gets that MAC when it is next set up, and then accepts no other."""
         if link.up:
             self.host.change_link(self.index, up=False)  # many drivers take a MAC only when down
         try:

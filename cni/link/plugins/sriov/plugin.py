@@ -1,7 +1,8 @@
 """The verbs of sriov: configure a virtual function (VF) through its PF, move it into a sandbox, and restore it later.
 
-A VF is identified by its PCI address. ADD makes the settings before the move, and DEL restores them after the move back,
-so a pod is never in another VLAN. The record stays until all is restored. A VF of a userspace driver (DPDK) is not moved.
+A VF is identified by its PCI address. ADD makes the settings before the move, and DEL restores them after the move
+back, so a pod is never in a wrong VLAN. The record stays until all is restored. A VF of a userspace driver (DPDK) is
+not moved.
 
 Sources: k8snetworkplumbingwg/sriov-cni for keys, defaults and results; its issue 219 for a late DEL.
 """

@@ -3,7 +3,7 @@
 A VF has the MAC of its netdev and the administrative MAC, which the PF keeps. Drivers differ: some VFs take over the
 administrative MAC at once or when their driver is loaded, some refuse any other MAC while an administrative MAC is set
 (igb, i40e: drivers/net/ethernet/intel), and for some the two are independent (mlx5). So the netdev's MAC is set first.
-If the driver refuses, the administrative MAC is removed first. These steps are repeated until the kernel shows both.
+If the driver refuses, the administrative MAC is removed. These steps are repeated until the kernel shows both MACs.
 """
 
 from __future__ import annotations
