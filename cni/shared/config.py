@@ -232,7 +232,7 @@ def asks_for_same_index(request: Request) -> bool:
 
 
 def list_of(read: Callable[[Any], Any], most: int = MOST_MEMBERS) -> Callable[[Any], list[Any]]:
-    """A function that checks a list of up to `most` members, and returns what `read` returns for each."""
+    """A function that checks a list of up to `most` members, and returns the results of `read` for them."""
 
     def read_all(value: Any) -> list[Any]:
         if not isinstance(value, list):

@@ -16,11 +16,11 @@ _CLOCK_STEP = 1_000_000_000  # ns: more than a busy machine needs to read two cl
 
 
 class Began:
-    """The moment at which a GC began, by the wall clock and, to measure the time since, by the monotonic clock.
+    """The moment at which a GC began, by the wall clock and, to measure the time since then, by the monotonic clock.
 
-    Records have wall-clock times, which can be compared across boots. An attachment made during the GC has a time between
-    the start of the GC and now. An attachment with any other time is older than the GC, even if the time is in the
-    future because the wall clock was set back after the ADD.
+    Records have wall-clock times, which can be compared across boots. An attachment made during the GC has a time
+    between the start of the GC and now. An attachment with any other time is older than the GC, even if the time is in
+    the future because the wall clock was set back after the ADD.
     """
 
     def __init__(self) -> None:
@@ -28,8 +28,8 @@ class Began:
         self._steady = time.monotonic_ns()
 
     def is_after(self, created: int) -> bool:
-        """Whether the GC began after an attachment that was made at `created` (ns since 1970). A younger attachment may
-        be valid although the GC request does not list it.
+        """Whether the attachment that was made at `created` (ns since 1970) is older than the GC. A younger attachment
+        may be valid although the GC request does not list it.
 
         Returns False for every attachment when the wall clock was set during the GC, since times before and after the
         change cannot be compared. This GC then keeps all attachments, and the next GC removes the invalid ones.

@@ -122,10 +122,8 @@ def of_names(nics: Sequence[Any], names: Collection[str]) -> int | None:
 
 
 def completed(config: dict[str, Any], index: Any) -> dict[str, Any]:
-    """The network `config` for the rail `index`, with the ranges and the gateway of this rail from rail.ranges.
-
-    Each gateway is excluded from its range. A faulty `config` is returned unchanged: `read` reports the faults.
-    """
+    """The network `config` for the rail `index`, with the ranges and the gateway of this rail from rail.ranges. Each
+    gateway is excluded from its range. A faulty `config` is returned unchanged: `read` reports the faults."""
     document, block = member(config, "rail"), member(config, "ipam")
     written = member(document, "ranges")
     if not isinstance(written, list) or not isinstance(block, dict) or type(index) is not int:

@@ -72,10 +72,8 @@ class HeldLock:
 
 
 class Records:
-    """The records and locks in one directory. Nothing is opened or made before it is needed.
-
-    Every method raises IoFailure when the directory or a file in it cannot be used, or other users can write it.
-    """
+    """The records and locks in one directory. Nothing is opened or made before it is needed. Every method raises
+    IoFailure when the directory or a file in it cannot be used, or other users can write it."""
 
     def __init__(self, directory: str = STATE, log: Log | None = None) -> None:
         self.directory = directory
@@ -111,7 +109,7 @@ class Records:
         return self._try_locked(_offset(part, *attachment.key()))
 
     def try_locked_address(self, pool: str, address: str) -> HeldLock | None:
-        """Take the lock of an `address` in `pool`, which is about to be claimed, if the lock is free; or None."""
+        """Take the lock of an `address` in `pool`, which is about to be claimed. Returns None if it is locked."""
         return self._try_locked(_offset("address", pool, address, ""))
 
     def open_file(self, name: str) -> int:
@@ -183,10 +181,8 @@ class Records:
             raise self._refused("remove a record from", "attachments", fault) from None
 
     def remind(self, on: bool, due: bool = False) -> None:
-        """Make (`on`) or remove the file that reminds later calls of pending releases. A failure is ignored.
-
-        If `due` is true, the next call retries the releases at once, without the usual pause after an attempt.
-        """
+        """Make (`on`) or remove the file that reminds later calls of pending releases. A failure is ignored. If `due`
+        is true, the next call retries the releases at once, without the usual pause after an attempt."""
         try:
             if on:
                 self._stamp(PENDING, 0 if due else time.time())
@@ -267,7 +263,7 @@ class Records:
         return None if damaged else found
 
     def all(self, part: str = "", *texts: str) -> list[tuple[Attachment, str, dict[str, Any]]]:
-        """Return (attachment, part, record) for all records; if given, only those of `part`, or that contain a text."""
+        """Return (attachment, part, record) for all records or, if given, those of `part` with one of `texts`."""
         return self._every("", part, texts=texts)
 
     def refuse_newer(self, *devices: str) -> None:

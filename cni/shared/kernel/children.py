@@ -78,7 +78,7 @@ def run(
 
 
 def _read(fd: int, deadline: float | None) -> bytes:
-    """All bytes of `fd`. With a `deadline`, raises TimeoutError when it has passed, or for more than a MiB."""
+    """Read `fd` to its end. If a `deadline` is given, raises TimeoutError when it has passed, or after a MiB."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     output = b""

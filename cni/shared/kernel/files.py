@@ -29,10 +29,8 @@ class NotPrivate(PermissionError):
 
 
 def write_whole(directory: str, name: str, data: bytes, durable: bool = False, mode: int = 0o600) -> None:
-    """Write `data` to a new file with `mode`, which replaces any former file `name` in `directory`.
-
-    If `durable` is true, content and name are on the disk on return. POSIX promises this only after an fsync of each.
-    """
+    """Write `data` to a new file with `mode`, which replaces any former file `name` in `directory`. If `durable` is
+    true, content and name are on the disk on return. POSIX promises this only after an fsync of each."""
     temporary = f"{directory}/{temporary_of(name)}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:

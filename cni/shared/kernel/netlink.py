@@ -167,10 +167,8 @@ class Socket:
                 pass  # a kernel before 4.20: refusals have no text, and dumps are not filtered
 
     def namespace_cookie(self) -> int:
-        """The cookie of this socket's network namespace, unique in this boot; 0 before Linux 5.14.
-
-        The inode of a namespace is not unique: another namespace may get it as soon as it is free.
-        """
+        """The cookie of this socket's network namespace, unique in this boot; 0 before Linux 5.14. The inode of a
+        namespace is not unique: another namespace may get it as soon as it is free."""
         try:
             cookie: int = _COOKIE.unpack(self._socket.getsockopt(socket.SOL_SOCKET, _NETNS_COOKIE, _COOKIE.size))[0]
         except OSError:
@@ -239,10 +237,8 @@ class Socket:
         raise KernelError(unsent[0].errno or 0)
 
     def dump(self, kind: int, body: bytes) -> list[bytes]:
-        """The bodies of all objects that the kernel lists for a GET request. Raises KernelError when it refuses.
-
-        A list that changed during a reading is read again. Raises KernelError with EINTR after 16 such readings.
-        """
+        """The bodies of all objects that the kernel lists for a GET request. Raises KernelError when it refuses. A list
+        that changed during a reading is read again. Raises KernelError with EINTR after 16 such readings."""
         for _ in range(_ATTEMPTS - 1):
             try:
                 return self._exchange(kind, DUMP, body)

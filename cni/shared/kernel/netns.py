@@ -100,10 +100,8 @@ def is_own(namespace: Namespace) -> bool:
 
 
 def at(path: str) -> Namespace | None:
-    """The network namespace at `path`, opened; None when there is none.
-
-    Raises OSError when the path cannot be examined, for example without permission.
-    """
+    """The network namespace at `path`, opened; None when there is none. Raises OSError when the path cannot be
+    examined, for example without permission."""
     try:
         return _open(path)
     except ValueError:
@@ -131,7 +129,7 @@ def may_be_at(path: str) -> bool:
 
 
 def _open(path: str) -> Namespace:
-    """Open the namespace at `path`. Raises ValueError, with the kind of the file, for any other file, and OSError."""
+    """Open the namespace at `path`. Raises OSError, or ValueError with the kind of the file at `path`."""
     handle = os.open(path, os.O_PATH | os.O_CLOEXEC)  # does not open the file itself, which may be a FIFO or a device
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):

@@ -25,7 +25,7 @@ _searched: list[set[tuple[int, int]]] = []  # in a SearchedOnce: (device, inode)
 
 
 def _paths_of(inode: int | None) -> Iterator[str]:
-    """Yield paths that may lead to the network namespace `inode` (None: to any namespace), slow searches last."""
+    """Yield paths that may lead to the network namespace `inode` (None: to any namespace). Slow searches come last."""
     wanted = "net:[" if inode is None else f"net:[{inode}]"
     yield from (path for name, path in _mounts("self") if name.startswith(wanted))
     processes = _processes()
@@ -94,7 +94,8 @@ def sees_node() -> bool:
 
     Processes of the host and of containers with hostPID are in the first PID namespace of the boot, and see all
     processes. If the node is itself a container, as in kind, its processes are in another PID namespace, and also see
-    processes in the PID namespaces of pods. In any other container all visible processes are in one PID namespace.
+    processes in the PID namespaces of pods. In any other container all visible processes are in one PID namespace, and
+    the result is False.
     """
     own = target_of("/proc/self/ns/pid")
     return in_first_pids() or any(target_of(f"/proc/{one}/ns/pid") not in ("", own) for one in _processes())

@@ -215,9 +215,7 @@ def _place(own: list[SavedRoute], bodies: list[bytes], wanted: list[bytes]) -> N
 
 def with_those_away(own: list[SavedRoute], away: Iterable[dict[str, Any]]) -> None:
     """Give the saved routes `own` the legs (next hops) and the member "ahead" that they had before other links left.
-
-    `away` has the saved routes, as JSON, of the links that left. So these links can return in any order.
-    """
+    `away` has the saved routes, as JSON, of the links that left. So these links can return in any order."""
     for saved in map(SavedRoute, away):
         for route in own:
             if route.is_part_of(saved):

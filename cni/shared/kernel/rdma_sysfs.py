@@ -74,7 +74,7 @@ def devices_of(device: str, root: str = "/sys") -> list[str]:
 
 def _carrying_data(names: Iterable[str], root: str) -> list[str]:
     """Sort `names`, and leave out the verbs devices of type SMI, such as "smi1" of a ConnectX-8. Only SMI devices have
-    no uverbs device (ib_uverbs_add_one). If no device has one, as without the module ib_uverbs, all count."""
+    no uverbs device (ib_uverbs_add_one). If no device has one, as without the module ib_uverbs, all are returned."""
     places = {name: f"{root}{CLASS}/{name}/device/infiniband_verbs" for name in sorted(set(names))}
     usable = {name: [_value(f"{place}/{node}/ibdev") for node in names_in(place)] for name, place in places.items()}
     return [name for name, owners in usable.items() if not owners or name in owners]
@@ -173,7 +173,7 @@ def gids(device: str, port: int, root: str = "/sys") -> list[GidEntry]:
 
 
 def gid_values(device: str, port: int, root: str = "/sys") -> Iterator[tuple[int, str]]:
-    """Yield index and value of each GID in use, in order. Entries are read one by one, since a table may have 1024."""
+    """Yield index and value of each GID in use, in order. Entries are read one by one, as a table may have 1024."""
     here = f"{_port(device, port, root)}/gids"
     for index in sorted(int(n) for n in names_in(here)):
         value = _value(f"{here}/{index}")

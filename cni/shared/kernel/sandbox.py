@@ -40,10 +40,8 @@ class Sandbox:
         self.namespace.close()
 
     def identity(self) -> dict[str, int]:
-        """The identity of this namespace: its cookie (0 before Linux 5.14), device and inode.
-
-        The inode serves to find the namespace. Unlike the cookie, the inode may be reused when the namespace is gone.
-        """
+        """The identity of this namespace: its cookie (0 before Linux 5.14), device and inode. The inode serves to find
+        the namespace. Unlike the cookie, the inode may be reused when the namespace is gone."""
         return {"cookie": self.rtnl.namespace_cookie(), "device": self.namespace.device, "inode": self.namespace.inode}
 
 
@@ -87,7 +85,7 @@ def of_record(record: dict[str, Any], request: Request) -> Sandbox | None:
 
 
 def kept(identity: dict[str, int]) -> Sandbox | None:
-    """Open the sandbox with this `identity` through a process, mount or descriptor that uses it; None without one."""
+    """Open the sandbox with this `identity` through a process, mount or descriptor that uses it, or return None."""
     from cni.shared.kernel import netns_users  # needed only when the path is gone
 
     namespace = netns_users.found_again(identity["device"], identity["inode"])
@@ -117,7 +115,7 @@ def end_of_pair(device: Link, host: Rtnl) -> str:
 
 
 def _is_of_sandbox(nsid: int, host: Rtnl) -> bool:
-    """Whether the namespace with the id `nsid` in the host's namespace is mounted in PLACES, as runtimes do."""
+    """Whether the namespace with the id `nsid` in the host's namespace is mounted in PLACES, as a sandbox is."""
     for directory in PLACES:
         for name in files.names_in(directory):
             try:

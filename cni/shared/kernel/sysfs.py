@@ -33,10 +33,8 @@ def is_physical_function(address: str, root: str = "/sys") -> bool:
 
 
 def function_of(address: str, root: str = "/sys") -> tuple[str, int] | None:
-    """The PCI address of the physical function of the VF `address`, and the number of the VF.
-
-    None when `address` is no VF, or when this machine, such as a virtual machine, does not have the physical function.
-    """
+    """The PCI address of the physical function of the VF `address`, and the number of the VF. None when `address` is no
+    VF, or when this machine, such as a virtual machine, does not have the physical function."""
     physical = physical_function_of(address, root)
     for name in _listed(f"{root}/bus/pci/devices/{physical}") if physical else []:
         number = name.removeprefix("virtfn")
@@ -56,10 +54,8 @@ def netdevs_of(bus: str, device: str, root: str = "/sys") -> list[str]:
 
 
 def has_netdev(bus: str, device: str, root: str = "/sys") -> bool:
-    """Whether the device of `bus` has a netdev in any network namespace.
-
-    The directory of a device's netdevs exists in each mount of sysfs, but does not show netdevs of other namespaces.
-    """
+    """Whether the device of `bus` has a netdev in any network namespace. The directory of a device's netdevs exists in
+    each mount of sysfs, but does not show netdevs of other namespaces."""
     if not _is_name(device):
         return False
     path = f"{root}/bus/{bus}/devices/{device}"
@@ -73,10 +69,8 @@ def netdevs_of_path(path: str, root: str = "/sys") -> list[str]:
 
 
 def pci_path_of_netdev(name: str, root: str = "/sys") -> str:
-    """The path "/sys/devices/pci…/ADDRESS" of the PCI device nearest above the netdev; "" when there is none.
-
-    The path identifies the slot and ends with the PCI address. It stays the same when names and MACs change.
-    """
+    """The path "/sys/devices/pci…/ADDRESS" of the PCI device nearest above the netdev; "" when there is none. The path
+    identifies the slot and ends with the PCI address. It stays the same when names and MACs change."""
     parts = _absolute(_target(f"{root}/class/net/{name}")).split("/")
     while parts and not is_pci_address(parts[-1]):
         parts.pop()

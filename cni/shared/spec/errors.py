@@ -71,7 +71,7 @@ class InvalidConfig(CniError):
 
 
 class InvalidNamespace(CniError):
-    """CNI_NETNS is missing, names no network namespace, or names the plugin's own."""
+    """CNI_NETNS is missing, names no network namespace, or names the plugin's own namespace."""
 
     code = 8
 
