@@ -41,7 +41,7 @@ _BUSY: Outcome = (False, "", "")
 
 
 class GraceTracker:
-    """The leases that the last reading found dead (without a pod), with the times when this process first did so."""
+    """The dead leases (without a pod) in the last reading, each with the time when this process first found it dead."""
 
     def __init__(self) -> None:
         self.leases: dict[Key, Lease] = {}
@@ -162,7 +162,7 @@ class ClusterSource(ABC):
         return marked
 
     def complete(self, lease: Lease) -> bool:
-        """Create the reservation of a lease in an IPPool if the reservation is missing. Returns whether it was."""
+        """Create the reservation of a lease in an IPPool if it is missing. Returns whether it has been created."""
         return False
 
     def read_records(self) -> None:

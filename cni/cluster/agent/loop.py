@@ -1,8 +1,5 @@
-"""The agent's loop, which runs the due tasks in turn, one step of each at a time.
-
-A task is a generator. A step makes one or two requests, so a task delays other tasks only as long as these requests
-take. A signal interrupts any step.
-"""
+"""The agent's loop, which runs the due tasks in turn, one step of each at a time. A task is a generator. A step makes
+one or two requests, so a task delays other tasks only as long as these requests take. A signal interrupts any step."""
 
 from __future__ import annotations
 

@@ -40,10 +40,8 @@ class Cluster:
         self.api = Api(path, seconds, namespace)
 
     def pages(self, resource: str, parse: Callable[[dict[str, Any]], T], **choice: Any) -> Iterator[list[T]]:
-        """Yield the parsed objects of `resource`, page by page. Yields nothing if the CRD is missing.
-
-        `choice` has parameters of Api.pages. Raises Expired when the reader is too slow; `read_all` then begins again.
-        """
+        """Yield the parsed objects of `resource`, page by page. Yields nothing if the CRD is missing. `choice` has
+        parameters of Api.pages. Raises Expired when the reader is too slow; `read_all` then begins again."""
         try:
             for page in self.api.pages(resource, **{"size": _PAGE, **choice}):
                 yield [parse(document) for document in page]
@@ -134,11 +132,8 @@ class Cluster:
 
 
 class PoolReading:
-    """A reading of the IPPools of `cluster` and their reservations, page by page.
-
-    `networks` give the network names with which names of reservations and pools may begin, and show which networks have
-    one pool per node.
-    """
+    """A reading of the IPPools of `cluster` and their reservations, page by page. `networks` give the network names
+    with which names of reservations and pools may begin, and show which networks have one pool per node."""
 
     def __init__(self, cluster: Cluster, networks: list[IpamBlock] | None = None) -> None:
         self._cluster = cluster

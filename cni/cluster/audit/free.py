@@ -51,7 +51,7 @@ class Freeing:
     def free_lease(
         self, lease: Lease, check: Check, cooldown: int = 0, dry_run: bool = False, is_ended: bool = False
     ) -> None:
-        """Free the lease. Raises Changed, perhaps by `check(lease)`, when it must stay, CniError when a request fails.
+        """Free the lease. Raises Changed, as `check(lease)` may, when it must stay, and CniError when a request fails.
 
         `cooldown`, in seconds, applies if the lease's record has none. With `dry_run` nothing is freed. With
         `is_ended`, the caller knows that the address is not in use, even if this process cannot tell.
@@ -83,7 +83,7 @@ class Freeing:
                 upkeep.release(lease.attachment, record, where, self.records, self.seconds, kept)
 
     def is_here(self, lease: Lease) -> bool:
-        """Whether this machine can tell if the address is in use, because it has the store, the lease or a record."""
+        """Whether this machine can tell if the address is in use: it has the store, or made or recorded the lease."""
         if not stores.is_shared(self.store.record()) or lease.boot_id == node.boot_id():
             return True
         if lease.machine and lease.machine == node.machine_id():

@@ -1,7 +1,5 @@
-"""The content of a cluster and its stores as plain values for the rules, parsed from objects of the API. Pure.
-
-Leases have the type ipam.leases.Lease. A member that a store does not keep is "" or 0.
-"""
+"""The content of a cluster and its stores as plain values for the rules, parsed from objects of the API. Pure. Leases
+have the type ipam.leases.Lease. A member that a store does not keep is "" or 0."""
 
 from __future__ import annotations
 
@@ -44,10 +42,8 @@ class PodInterface:
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod. `interfaces` is None while the pod has no network-status.
-
-    `static_uid` is the UID that the kubelet gives to a static pod and passes to the plugins; the API has another UID.
-    """
+    """A pod. `interfaces` is None while the pod has no network-status. `static_uid` is the UID that the kubelet gives
+    to a static pod and passes to the plugins; the API has another UID."""
 
     namespace: str
     name: str
@@ -111,8 +107,7 @@ class IpamBlock:
         return any(rng.family == address[0] and rng.contains(address[1]) for rng in self.ranges)
 
     def pools(self) -> list[str]:
-        """The names of the ranges' pools. A network with node slices also has a pool for each node, which is not in the
-        list."""
+        """The names of the ranges' pools, without the pools for single nodes of a network with node slices."""
         return [rng.pool_name(self.network_name) for rng in self.ranges]
 
 

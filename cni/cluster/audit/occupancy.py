@@ -28,9 +28,7 @@ _PLAIN = ".12345678"
 @dataclass(frozen=True)
 class Occupancy:
     """The use of a pool of `size` addresses. `used` counts all its leases, `outside` the leases outside of its ranges.
-
-    The first `shown` addresses form at most CELLS equal parts; `cells` has the leased share (0 to 1) of each part.
-    """
+    The first `shown` addresses form at most CELLS equal parts; `cells` has the leased share (0 to 1) of each part."""
 
     size: int
     used: int
