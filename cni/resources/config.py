@@ -75,7 +75,7 @@ def is_own(document: Any) -> bool:
 
 
 def read_document(scope: Scope, config: Config) -> None:
-    """Add the content of the document in `scope` to `config`. Findings of `scope` are those of `config`."""
+    """Add the content of the document in `scope` to `config`. Both have the same list of findings."""
     root = scope.root
     if isinstance(root.data, dict) and root.data.get("kind") == _KIND:
         _policy(scope, ("spec",), root.data.get("spec"), config)

@@ -86,7 +86,7 @@ def host_state(host: Host, root: str = "") -> tuple[object, ...]:
 
 
 class Watch:
-    """A watch of the configuration files `paths` and the node below `root`. Raises InvalidConfig."""
+    """A watch of the configuration `paths` and the node below `root`. Raises InvalidConfig for an unreadable file."""
 
     def __init__(self, paths: Sequence[str], root: str, log: AgentLog) -> None:
         self._paths = paths

@@ -294,8 +294,7 @@ class ResourceServer:
 
 
 def remove_stale(folder: str) -> None:
-    """Remove the sockets of killed device plugins in `folder`, where no process listens. A read-only folder is no
-    error."""
+    """Remove the sockets of killed device plugins in `folder`. A missing or read-only folder is no error."""
     for path in Path(folder).glob(f"{PREFIX}*.sock"):
         with socket.socket(socket.AF_UNIX) as caller, contextlib.suppress(OSError):
             try:

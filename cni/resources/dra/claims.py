@@ -74,10 +74,8 @@ class Claims:
             containers.write(self._folder, f"{record['uid']}.json", record, durable=True)
 
     def _free(self, record: Record, exclusive: Collection[str]) -> None:
-        """Unprepare each other claim that has a device of `record`, if the device is in `exclusive`.
-
-        Raises TryAgainLater when `holder` says that such a claim is in use, so that no two containers have the device.
-        """
+        """Unprepare each other claim that has a device of `record`, if the device is in `exclusive`. Raises
+        TryAgainLater when `holder` says that such a claim is in use, so that no two containers have the device."""
         wanted = _held(record).intersection(exclusive)
         for other in self.records():
             if other["uid"] == record["uid"] or not (held := wanted & _held(other)):

@@ -80,7 +80,7 @@ class Publisher:
         return True
 
     def _read(self, api: Api) -> dict[str, dict[str, Any]]:
-        """The driver's slices of this node in the API server, by name."""
+        """Map the names of the driver's slices of this node to the slices in the API server."""
         fields = f"spec.nodeName={self._node},spec.driver={DRIVER}"
         listed = api.list_all(NODE_SLICES, fields=fields, namespace=EVERYWHERE)
         return {one["metadata"]["name"]: one for one in listed}

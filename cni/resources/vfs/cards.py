@@ -41,7 +41,7 @@ _IN_KERNEL = {
 
 
 def read(root: str = "", kubelet: str = "") -> NodeCards:
-    """The cards of the node whose sys, proc and dev are below `root`. The folder `kubelet` has its checkpoint."""
+    """The cards of the node whose sys, proc and dev are below `root`. `kubelet` is kubelet's folder."""
     sys = f"{root}/sys"
     found = functions.read(sys)
     mtus = {name: int(mtu) for name in names_in(f"{sys}/class/net") if (mtu := text(f"{sys}/class/net/{name}/mtu"))}
@@ -117,7 +117,7 @@ def _given(kubelet: str) -> dict[str, str]:
 
 
 def _holders(proc: str) -> tuple[dict[str, str], bool]:
-    """Map the path of each open device node to a process, "42 (qemu)"; also return whether all could be read."""
+    """Return (map from each open device node to a process, "42 (qemu)"; whether all processes could be read)."""
     found, is_whole = {}, True
     for pid in filter(str.isdigit, names_in(proc)):
         try:
