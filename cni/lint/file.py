@@ -37,9 +37,7 @@ def lint(paths: Iterable[str], flat_file: str = "") -> list[Diagnostic]:
 
 class _File:
     """The lint of one file: its `findings`, the `count` of objects of known kinds in it, and the `name` of its network.
-
-    `name` is "" if libcni does not read the file. A file must have a network unless `inside`: found in a directory.
-    """
+    `name` is "" if libcni does not read the file. A file must have a network unless it is `inside` a directory."""
 
     def __init__(self, path: str, around: Surroundings, inside: bool = False) -> None:
         self.findings: list[Diagnostic] = []

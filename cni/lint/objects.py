@@ -266,8 +266,7 @@ def _compare(pod: PodNetworks, around: Surroundings, classes: dict[str, str]) ->
     """Warn of each network of `pod` that needs a resource (DOMAIN/NAME) which the pod does not get, if another request
     of the pod seems to be meant for this resource. Such requests are a claim for the resource that is not from a
     template, a claim for another resource of DOMAIN or for devices that no network of the pod needs, and a container's
-    limit for another resource of DOMAIN. There is no other warning, since a webhook may add the request for the
-    resource."""
+    limit for another resource of DOMAIN. There is no other warning, as a webhook may add a request for the resource."""
     asked = {
         claim: {(name, of or classes.get(name, "")) for name, of in around.requests.get(claim, ())}
         for claim in pod.claims
