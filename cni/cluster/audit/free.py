@@ -51,7 +51,7 @@ class Freeing:
     def free_lease(
         self, lease: Lease, check: Check, cooldown: int = 0, dry_run: bool = False, is_ended: bool = False
     ) -> None:
-        """Free the lease. Raises Changed, as `check(lease)` may, when it must stay, and CniError when a request fails.
+        """Free the lease. Raises Changed (perhaps by `check(lease)`) if it must stay, and CniError if a request fails.
 
         `cooldown`, in seconds, applies if the lease's record has none. With `dry_run` nothing is freed. With
         `is_ended`, the caller knows that the address is not in use, even if this process cannot tell.
