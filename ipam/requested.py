@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def read(config: IpamConfig, faults: list[Fault]) -> tuple[list[Requested], list[Range]]:
     """The addresses that the caller requests, and a range for each of them that lies outside of the network's ranges.
 
-    An address that two keys name counts once, since Multus sends both IP and `ips`. A request that only
-    the network's configuration forbids is a fault for ADD alone: CHECK and DEL work after the configuration changes.
+    An address that two keys name counts once, since Multus sends both IP and `ips`. For ADD, the network must also
+    permit the request. CHECK and DEL demand less of it, since the configuration may have changed after the ADD.
     """
     text = config.request.args.get("IP", "")
     asked = [("CNI_ARGS IP", part.strip()) for part in text.split(",") if text]

@@ -41,8 +41,8 @@ class Exhausted(TryAgainLater):
 class Need:
     """One address that an attachment gets from a pool: any address of `rng`, or only the `requested` one.
 
-    A need is also a Choice (ipam.rules.Choice): the index of an address is then its value as an integer. `shared`:
-    whether the address is static. All attachments of a network use a static address, and one of them has its lease.
+    A need alone is also a Choice (ipam.rules.Choice), whose indexes are the addresses themselves, as integers.
+    `shared`: whether the address is static: all attachments of a network use it, and one of them has its lease.
     """
 
     def __init__(
@@ -136,10 +136,10 @@ def statics(config: IpamConfig) -> list[Need]:
 def plan(
     wanted: Sequence[Choice], own: Sequence[Lease], pods: Sequence[Lease], owner: Owner, lost: Collection[Want] = ()
 ) -> ClaimPlan:
-    """Plan the claim of `wanted` by `owner`. `own` are its attachment's leases, `pods` its pod's under its ifname.
+    """Plan the claim of `wanted` by `owner`. `own`: the leases of its attachment; `pods`: those of its pod and ifname.
 
-    `lost` are addresses of these leases that cannot be kept, because another owner has reserved them. A choice without
-    a requested index keeps the index (an address, or one on each rail of a group) that most of the leases have.
+    `lost`: leased addresses not to keep: another owner has them, or their release is unfinished. A choice without a
+    requested index (an address, or one on each rail of a group) gets the one that most of the leases to keep have.
     """
     gone = {(want.pool, want.value) for want in lost}
     former = [lease for lease in pods if lease.attachment != owner.attachment and may_take_over(lease, owner)]

@@ -193,7 +193,7 @@ class SearchPlan:
 
 
 def start_of(rng: Range, owner: Owner, place: int) -> int:
-    """The address of starting point number `place` of a search; 0 for _LOWEST, even if all of `rng` is higher."""
+    """The index where a search begins, by the number `place`. For _LOWEST it is 0, even if `rng` begins higher."""
     if place == _LOWEST:
         return 0
     if place == _NEAR:

@@ -250,7 +250,7 @@ class Source:
             return path
 
     def _formerly(self, path: str) -> str:
-        """`path` with links resolved, if networks could name it in version 0.1.0 and configRoots is unset; else ""."""
+        """`path`, resolved, if version 0.1.0 let networks name it and the policy leaves configRoots unset; else ""."""
         resolved = OF_NODE.follow(path)
         is_below = any(kernel_files.is_below(resolved, root) for root in _FORMER_CONFIG_ROOTS)
         return resolved if is_below and policy.current().configRoots is policy.CONFIG_ROOTS else ""

@@ -58,7 +58,7 @@ class UnknownProfile(CniError):
 
 
 class Profiles:
-    """The profiles in the files of `directory`, which are read for each request, and the calls of their plugins."""
+    """Runs the IPAM plugins of the profiles in `directory`. The profiles' files are read again for each request."""
 
     def __init__(self, directory: str, executables: Executables) -> None:
         self._directory = directory

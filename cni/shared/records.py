@@ -245,7 +245,7 @@ class Records:
             raise self._refused("remove", f"attachments/{name}", fault) from None
 
     def of_network(self, network: str, part: str, *texts: str) -> list[tuple[Attachment, dict[str, Any]]]:
-        """Return (attachment, record) for `part` of `network`; with `texts`, only records that contain one of these."""
+        """The network's records of `part`, as (attachment, record); with `texts`, only those that contain one of these."""
         every = self._every(network + ":", part, texts=texts)
         return [(a, d) for a, _, d in every if a.network == network]
 
@@ -254,7 +254,7 @@ class Records:
         return [(a, d) for a, _, d in self._every(GROUP, part) if a.network.startswith(GROUP)]
 
     def of_container(self, container_id: str, part: str) -> list[tuple[Attachment, dict[str, Any]]] | None:
-        """Return (attachment, record) for `part` of the container; None if a record is damaged or of a newer format."""
+        """The container's records of `part`, as (attachment, record). None if one is damaged or of a newer format."""
         within = f":{container_id}:"
         found = [(a, d) for a, _, d in self._every("", part, within) if a.container_id == container_id]
         if any(a.container_id == container_id for a, _, _ in self.newer(part)):

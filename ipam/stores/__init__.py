@@ -124,12 +124,12 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def joined(recorded: dict[str, Any], store_ref: dict[str, Any] | None) -> dict[str, Any]:
-    """The reference with which to open the store that a record names: `recorded`, completed by the configured
-    `store_ref`.
+    """The reference with which to open the store of a record: `recorded`, completed by the configured `store_ref`.
 
-    If the two mean different stores, the result is `recorded`. If they mean one store, the result is `store_ref` with
-    the pools of both. But for a store that the network may not name (member `borrowed`), the result is `recorded`; if
-    both name the same etcd user, it then has the password of `store_ref`, and only the endpoints that both name.
+    If the two mean different stores, the result is `recorded`. If they mean one store, it is `store_ref` with the pools
+    of both, unless the network may not name this store (`store_ref` has the member `borrowed`). Then it is `recorded`;
+    only if both have the same etcd user, the password of `store_ref` is added, and endpoints that `store_ref` does not
+    name are left out.
     """
     if not store_ref or not same(recorded, store_ref):
         return recorded

@@ -98,10 +98,10 @@ class Pauses:
 class Survey:
     """The readings of a store that an ADD needs before it chooses an address.
 
-    `own`: the leases of the attachment. `pods`: the leases of the pod's namespace, name and ifname, with any uid. A
-    lease without a record on this node may be missing in `pods`, since a pod's new sandbox is on the same node.
-    `former`: the former addresses of the pod's ifname as (family, value), if a new pod may have its name
-    (ipam.leases.returns). `near_full`: the first window is so full that a search should begin elsewhere.
+    `own`: the leases of the attachment. `pods`: the leases of the pod's namespace, name and ifname, with any uid; some
+    stores find only those with a record on this node, which suffices, since a pod gets a new sandbox only on its node.
+    `former`: (family, value) of the ifname's addresses in a former pod of this name; [] if names of its kind do not
+    return (ipam.leases.returns). `near_full`: the first of the windows has little room: begin the search elsewhere.
     """
 
     def __init__(

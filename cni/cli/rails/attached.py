@@ -35,8 +35,8 @@ _SECONDS = 2.0
 @dataclass
 class AttachedRail:
     """A pod's rail in this node's records. `ifname` is the link in the pod's namespace, `carrier` the host's netdev
-    below it. `look` adds addresses, `gids` (names by address) and faults. `ping` adds `trips`: round-trip times in ms
-    by the peer's address."""
+    below it. The function `look` fills in `addresses`, `gids` (device, port and index of the GID, by address) and
+    `faults`; `ping` fills in `trips` (round-trip times in ms, by the peer's address), and adds to `faults`."""
 
     rail: Rail
     network: str

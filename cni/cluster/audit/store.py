@@ -1,4 +1,4 @@
-"""The choice of a store: the node's own files, a cluster's objects, or the store in a flat file (whereabouts.conf)."""
+"""Choose a store: the node's own files, a cluster's objects, or the store that a flat file (whereabouts.conf) names."""
 
 from __future__ import annotations
 

@@ -114,8 +114,8 @@ class Plugin:
     # --- health and metrics ---
 
     def ready(self) -> tuple[int, str, str]:
-        """Return (HTTP status, content type, text) for /readyz: 503 with all faults, such as a wrong configuration, or
-        a resource without a device or not served to kubelet; otherwise 200 with the resources that lack devices."""
+        """Return (HTTP status, content type, text) for /readyz: 503 with all faults, such as a resource that matches no
+        device or that kubelet does not use; otherwise 200 with each resource that has fewer devices than configured."""
         faults = [*self._watch.faults, *self._unmade, *filter(None, [self._unwritten])]
         fault = self._kubelet.fault()
         for name, endpoint in self._endpoints.items():

@@ -7,8 +7,8 @@ The table `bitmap` shows which addresses are leased, in two levels. A leaf has a
 that differ only in the lowest 12 bits, set when the address is leased. A summary has a bit for each of 4096 leaves,
 set when the leaf is full. So a summary and a leaf show the lowest free address, however many leases a pool has.
 
-The column `number` is the number of the leaf or summary. Its length in bytes differs between IPv4 and IPv6, and so
-shows the family. The column `bits` is a little-endian number without trailing zero bytes; a bitmap of zeros has no row.
+The column `kind` tells leaves from summaries, and whether `space` is a pool or a reservation scope. The length of the
+row's `number` shows the family. `bits` is little-endian without trailing zero bytes; a bitmap of zeros has no row.
 
 The tables `former` (the last address of each pod) and `cooling` (the cooldowns) remember freed addresses; the columns
 `kind` and `space` of `cooling` mean the same as in `bitmap`. Each of the two tables is made when it is first needed.

@@ -32,7 +32,7 @@ _CHANGING = ("vlan", "min_tx_rate", "max_tx_rate", "spoofchk", "trust", "link_st
 
 
 def holder(pci: str) -> str:
-    """The path of the sandbox to which Go's plugin has given the VF; "" if it is gone, or no sandbox has the VF."""
+    """The path of the sandbox to which Go's plugin has given the VF; "" if there is none, or the sandbox is gone."""
     try:
         path = _content(f"pci/{pci}").decode("utf-8", "surrogateescape")
     except FileNotFoundError:
