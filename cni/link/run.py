@@ -8,15 +8,35 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from cni import VERSION, load
+from cni.link import plugins
 from cni.shared import log
+from cni.shared.records import Records
 from cni.shared.spec.codec import MOST_BYTES, dumps
 from cni.shared.spec.errors import CniError, Internal, IoFailure
 from cni.shared.spec.request import Request, parse, version_of
 from cni.shared.spec.result import Result
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cni.link.plugins.base import LinkPlugin
+    from cni.link.verbs import attach, check, detach, gc
+
+    Verb = Callable[[LinkPlugin, Request, Records], Result | None]
+    _: tuple[Verb, ...] = (attach.add, detach.delete, check.check, gc.gc, check.status)
+
 _WITH_OWN_VERBS = {"whereabouts": "cni.link.plugins.whereabouts", "rdma": "cni.link.plugins.rdma"}
+_VERBS = {
+    "ADD": ("cni.link.verbs.attach", "add"),
+    "DEL": ("cni.link.verbs.detach", "delete"),
+    "CHECK": ("cni.link.verbs.check", "check"),
+    "GC": ("cni.link.verbs.gc", "gc"),
+    "STATUS": ("cni.link.verbs.check", "status"),
+}
+_SECONDS = 1.0  # approximate time that a call spends on remaining attachments
 
 
 def main(plugin: str) -> int:
@@ -64,9 +84,25 @@ def _call(plugin: str, call: Request) -> Result | None:
     if plugin in _WITH_OWN_VERBS:
         result: Result | None = load(_WITH_OWN_VERBS[plugin], "call")(call, tagged)
         return result
-    from cni.link import verbs  # the plugins with verbs of their own do not need this module
+    link_plugin = plugins.named(plugin)
+    link_plugin.direct_log(call, tagged)
+    records = Records(log=tagged)
+    if call.command in ("ADD", "DEL", "GC"):
+        _finish_others(call, records)
+    verb: Verb = load(*_VERBS[call.command])
+    return verb(link_plugin, call, records)
 
-    return verbs.call(plugin, call, tagged)
+
+def _finish_others(call: Request, records: Records) -> None:
+    """Try to end the attachments that no DEL has ended, if the time for the next attempt has come."""
+    if not records.is_look_due():
+        return
+    from cni.link.verbs import gc  # most calls do not look for such attachments
+
+    try:
+        gc.finish_unended(records, call.environ, _SECONDS)
+    except (CniError, OSError) as fault:  # if this call has the same fault, its verb raises an error
+        records.log.warning(f"attachments that no DEL has ended stay for now: {fault}")
 
 
 def _unforeseen(fault: Exception) -> CniError:
