@@ -23,7 +23,6 @@ from ipam.ranges import BITS, Range, format_address, host_of, parse_address, par
 from ipam.source import OF_NODE, Files, Source
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import Any
 
     from cni.shared.log import Log
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     Requested = tuple[int, int, int | None]  # family, value, prefix length or None
 
 
-class IpamConfig:
+class IpamConfig(keys.IpamKeys):
     """A checked IPAM configuration: an attribute for each key of IPAM_KEYS, and attributes made from several keys."""
 
     request: Request  # with the whole configuration, also the link plugin's keys
@@ -51,35 +50,6 @@ class IpamConfig:
     borrowed: str = ""  # why the network may not name this store; "" if it may
     unnamed: Fault | None  # the fault for a Kubernetes pod if no store is named; else None
     notes: list[str]  # for the log: the keys that have no effect
-    ip_ranges: Sequence[dict[str, Any]]  # as written; see ranges
-    address_entries: Sequence[dict[str, Any]]  # as written; see addresses
-    route_entries: Sequence[dict[str, Any]]  # as written; see routes
-    dns_nameservers: Sequence[str]
-    dns_domain: str
-    dns_search: Sequence[str]
-    dns_options: Sequence[str]
-    gateway: str  # canonical, or ""; see gateway_of
-    network_name: str
-    overlap: bool
-    node_slice_size: int  # a prefix length; 0 for none
-    datastore: str  # one of ipam.keys.DATASTORES
-    data_dir: str
-    kubeconfig: str
-    etcd_host: str
-    etcd_prefix: str
-    etcd_username: str
-    etcd_password: str
-    etcd_key_file: str
-    etcd_cert_file: str
-    etcd_ca_cert_file: str
-    store_timeout: int  # seconds
-    cooldown_seconds: int
-    preferred_ip_annotation: bool
-    requested_addresses: int
-    allow_outside_ranges: bool
-    log_file: str
-    log_level: str
-    configuration_path: str
 
     def range_of(self, family: int, value: int) -> Range | None:
         """The first range whose CIDR contains the address; None if there is none."""

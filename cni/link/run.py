@@ -94,14 +94,14 @@ def _call(plugin: str, call: Request) -> Result | None:
 
 
 def _finish_others(call: Request, records: Records) -> None:
-    """Try to end the attachments that no DEL has ended, if the time for the next attempt has come."""
+    """Try to end the attachments whose DEL failed or never came, if the time for the next attempt has come."""
     if not records.is_look_due():
         return
     from cni.link.verbs import gc  # most calls do not look for such attachments
 
     try:
         gc.finish_unended(records, call.environ, _SECONDS)
-    except (CniError, OSError) as fault:  # if this call has the same fault, its verb raises an error
+    except (CniError, OSError) as fault:  # if the fault also affects this call, its verb raises an error
         records.log.warning(f"attachments that no DEL has ended stay for now: {fault}")
 
 

@@ -103,7 +103,7 @@ def table(name: str, members: Iterable[Key], definitions: dict[str, Rule], about
         if inner:
             if outer not in definitions:
                 nested = [k for k in members if k.name.startswith(outer + ".")]
-                nested = [Key(k.name.partition(".")[2], k.read, k.default).means(k.doc) for k in nested]
+                nested = [Key(k.read, k.default, k.name.partition(".")[2]).means(k.doc) for k in nested]
                 definitions[outer] = table(f"{name}.{outer}", nested, definitions)
             properties[outer] = {"anyOf": [{"$ref": f"#/$defs/{outer}"}, _NULL], "default": None}
             continue

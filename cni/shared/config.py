@@ -1,8 +1,9 @@
-"""Check a network configuration by a table of its keys, and fill an object with the values.
+"""Check a network configuration by its keys, and fill an object with the values.
 
-A plugin declares its keys as a table of `Key`. `fill` reads the keys from a JSON object into the attributes of a plain
-object, and collects all faults, so that an author sees all faults at once. Keys match without regard to case, unknown
-keys are ignored, and null means absent. Go's encoding/json does the same, and existing configurations rely on this.
+A plugin declares each key as an attribute of a class, and `keys_of` returns the table of the keys. `fill` reads them from
+a JSON object into the attributes of an object, and collects all faults, so that an author sees all faults at once. Keys
+match without regard to case, unknown keys are ignored, and null means absent. Go's encoding/json does the same, and
+existing configurations rely on this.
 """
 
 from __future__ import annotations
@@ -41,24 +42,33 @@ class Key:
 
     `read` checks the JSON value and returns the value of the attribute. Its ValueError states the wanted form. `doc` is
     the description of the key. If the value is a path, `roots` is the key of the node's policy (cni.shared.policy) that
-    lists the directories in which the path may lie.
+    lists the directories in which the path may lie. The name in a class that declares the key is the attribute, and also
+    the name of the key unless `name` is given.
     """
 
-    def __init__(
-        self, name: str, read: Callable[[Any], Any], default: Any = None, attribute: str = "", roots: str = ""
-    ) -> None:
-        self.name = name
+    def __init__(self, read: Callable[[Any], Any], default: Any = None, name: str = "", roots: str = "") -> None:
         self.read = read
         self.default = default
-        self.folded = name.lower()
-        self.doc = ""
-        self.attribute = attribute or name
+        self.name = self.attribute = name
         self.roots = roots
+        self.doc = ""
+
+    def __set_name__(self, owner: type, attribute: str) -> None:
+        self.attribute = attribute
+        self.name = self.name or attribute
 
     def means(self, doc: str) -> Key:
         """Set the description `doc`, and return the key."""
         self.doc = doc
         return self
+
+
+declare: Any = Key  # of an attribute: `mtu: int = declare(integer(0, 65535), 0).means("the MTU")`
+
+
+def keys_of(declaring: type) -> Sequence[Key]:
+    """The keys that a class declares, and then those of its base classes."""
+    return tuple(one for base in declaring.__mro__ for one in vars(base).values() if isinstance(one, Key))
 
 
 class Fault:
@@ -82,7 +92,7 @@ def fill(
     folded = fold(document)
     values = {key.attribute: key.default for key in table}
     for key in table:
-        value = document[key.name] if key.name in document else folded.get(key.folded)
+        value = document[key.name] if key.name in document else folded.get(key.name.lower())
         if value is None:
             continue
         try:

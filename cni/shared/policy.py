@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cni.shared import log
-from cni.shared.config import Fault, Key, fill, integer, list_of, mapping, refuse, string
+from cni.shared.config import Fault, declare, fill, integer, keys_of, list_of, mapping, refuse, string
 from cni.shared.kernel import files
 from cni.shared.spec import codec
 from cni.shared.spec.errors import InvalidConfig
@@ -56,65 +56,49 @@ def warm(value: Any) -> tuple[int, int]:
     return idle, workers
 
 
-KEYS = (
-    Key("dataRoots", list_of(root), DATA_ROOTS).means(
-        "where a network's `dataDir` may lie: directories for railcni alone, including their subdirectories"
-    ),
-    Key("dataDirs", integer(0, 100_000), 1000).means(
-        "how many directories networks may make below each of the `dataRoots`, including their subdirectories"
-    ),
-    Key("logRoots", list_of(root), (log.ROOT,)).means(
-        "where a network's `log_file` may lie: directories, including their subdirectories, or files; one elsewhere is not written"
-    ),
-    Key("configRoots", list_of(root), CONFIG_ROOTS).means(
-        "where a network's `configuration_path`, `kubernetes.kubeconfig` and `etcd_*_file` may lie, so that it uses what they"
-        " say: directories, including their subdirectories, or files"
-    ),
-    Key(
-        "deviceInfoRoots", list_of(root), ("/run/k8s.cni.cncf.io/devinfo/cni", "/var/run/k8s.cni.cncf.io/devinfo/cni")
-    ).means("where `runtimeConfig.CNIDeviceInfoFile` may lie"),
-    Key("masters", list_of(pattern), ("*",)).means(
-        'names of the host\'s netdevs that `macvlan` may use as master, "*" stands for any characters'
-    ),
-    Key("devices", list_of(pattern), ("*",)).means(
-        'names or PCI addresses of the devices that `host-device`, `sriov` and `rdma` may move, "*" stands for any characters'
-    ),
-    Key("uplinks", list_of(pattern), ()).means(
-        "names or PCI addresses of devices that `host-device`, `sriov`, `rdma` and `macvlan` in mode passthru may take although they carry the"
-        " node's own traffic, or are bridges, tunnels or the host's ends of sandboxes; \"*\" stands for any characters"
-    ),
-    Key("ranges", list_of(pattern), ("*",)).means(
-        "CIDRs that hold each range and static address that networks may use; `*` stands for all"
-    ),
-    Key("networkNames", list_of(string), ("*",)).means(
-        'each `network_name` that networks may use, "*" stands for any characters, and "" for a network without one'
-    ),
-    Key("storeHosts", list_of(pattern), ()).means(
-        'hosts that a network\'s own `etcd_host` may name, on any port, "*" stands for any characters; the endpoints of the'
-        " flat file need no entry"
-    ),
-    Key("warm", warm, warm({})).means(
-        "the processes that serve calls without a start of Python: their maximum number (`workers`), and the seconds after the"
-        " last call until they end (`idleSeconds`); 0: none"
-    ),
-)
-
-
 class Policy:
     """The node's policy: an attribute for each of KEYS. `path` is its file, or the usual path if there is no file."""
 
-    configRoots: Sequence[str]
-    dataDirs: int
-    dataRoots: Sequence[str]
-    deviceInfoRoots: Sequence[str]
-    devices: Sequence[str]
-    logRoots: Sequence[str]
-    masters: Sequence[str]
-    networkNames: Sequence[str]
-    ranges: Sequence[str]
-    storeHosts: Sequence[str]
-    uplinks: Sequence[str]
-    warm: tuple[int, int]  # idle seconds, most workers
+    dataRoots: Sequence[str] = declare(list_of(root), DATA_ROOTS).means(
+        "where a network's `dataDir` may lie: directories for railcni alone, including their subdirectories"
+    )
+    dataDirs: int = declare(integer(0, 100_000), 1000).means(
+        "how many directories networks may make below each of the `dataRoots`, including their subdirectories"
+    )
+    logRoots: Sequence[str] = declare(list_of(root), (log.ROOT,)).means(
+        "where a network's `log_file` may lie: directories, including their subdirectories, or files; one elsewhere is not written"
+    )
+    configRoots: Sequence[str] = declare(list_of(root), CONFIG_ROOTS).means(
+        "where a network's `configuration_path`, `kubernetes.kubeconfig` and `etcd_*_file` may lie, so that it uses what they"
+        " say: directories, including their subdirectories, or files"
+    )
+    deviceInfoRoots: Sequence[str] = declare(
+        list_of(root), ("/run/k8s.cni.cncf.io/devinfo/cni", "/var/run/k8s.cni.cncf.io/devinfo/cni")
+    ).means("where `runtimeConfig.CNIDeviceInfoFile` may lie")
+    masters: Sequence[str] = declare(list_of(pattern), ("*",)).means(
+        'names of the host\'s netdevs that `macvlan` may use as master, "*" stands for any characters'
+    )
+    devices: Sequence[str] = declare(list_of(pattern), ("*",)).means(
+        'names or PCI addresses of the devices that `host-device`, `sriov` and `rdma` may move, "*" stands for any characters'
+    )
+    uplinks: Sequence[str] = declare(list_of(pattern), ()).means(
+        "names or PCI addresses of devices that `host-device`, `sriov`, `rdma` and `macvlan` in mode passthru may take although they carry the"
+        " node's own traffic, or are bridges, tunnels or the host's ends of sandboxes; \"*\" stands for any characters"
+    )
+    ranges: Sequence[str] = declare(list_of(pattern), ("*",)).means(
+        "CIDRs that hold each range and static address that networks may use; `*` stands for all"
+    )
+    networkNames: Sequence[str] = declare(list_of(string), ("*",)).means(
+        'each `network_name` that networks may use, "*" stands for any characters, and "" for a network without one'
+    )
+    storeHosts: Sequence[str] = declare(list_of(pattern), ()).means(
+        'hosts that a network\'s own `etcd_host` may name, on any port, "*" stands for any characters; the endpoints of the'
+        " flat file need no entry"
+    )
+    warm: tuple[int, int] = declare(warm, warm({})).means(
+        "the processes that serve calls without a start of Python: their maximum number (`workers`), and the seconds after the"
+        " last call until they end (`idleSeconds`); 0: none"
+    )
 
     def __init__(self, document: dict[str, Any], path: str = _USUAL_PATH) -> None:
         """Check `document`. Raises InvalidConfig for a wrong value or an unknown key, which may be misspelt."""
@@ -159,6 +143,9 @@ class Policy:
         allowed = ", ".join(one or '""' for one in getattr(self, key)) or "none"
         text = f"{what} is not in {key} ({allowed[:60]}): want one that is, or change {self.path}"
         return InvalidConfig(text, f"{key}: {allowed}")
+
+
+KEYS = keys_of(Policy)
 
 
 def matches(pattern: str, name: str) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from cni.shared.config import PLAIN, Fault, Key, boolean, fill, integer, list_of, mapping, one_of, string
+from cni.shared.config import PLAIN, Fault, boolean, declare, fill, integer, keys_of, list_of, mapping, one_of, string
 from cni.shared.spec.request import is_identifier, member
 
 SAME_INDEX = "same-index"
@@ -29,44 +29,33 @@ def ranges(value: Any) -> list[dict[str, Any]]:
     return [{"range": part} if isinstance(part, str) else mapping(part) for part in found]
 
 
-KEYS: Sequence[Key] = (
-    Key("index", integer(0, MOST_RAILS - 1), None).means(
+class Rail:
+    """The checked values of the key `rail`: an attribute for each key in it."""
+
+    index: int = declare(integer(0, MOST_RAILS - 1), None).means(
         "the number of the network's rail in its group, from 0; not needed with `nics`, by which the device decides"
-    ),
-    Key("group", group, "").means("the name of the group; a pod has each rail of a group at most once"),
-    Key("routing", boolean, True).means(
+    )
+    group: str = declare(group, "").means("the name of the group; a pod has each rail of a group at most once")
+    routing: bool = declare(boolean, True).means(
         "give the interface a routing table of its own, a rule for each of its addresses that leads there, and ARP settings"
         " that let no other interface answer for it"
-    ),
-    Key("tableBase", integer(256, 1 << 30), TABLE_BASE, "table_base").means(
+    )
+    table_base: int = declare(integer(256, 1 << 30), TABLE_BASE, "tableBase").means(
         "the number of rail 0's routing table; rail r has this number plus r"
-    ),
-    Key("addressing", one_of(PLAIN, SAME_INDEX), PLAIN).means(
+    )
+    addressing: str = declare(one_of(PLAIN, SAME_INDEX), PLAIN).means(
         "plain: the rails' addresses are independent; same-index: a pod has the same index on every rail, which"
         " needs railcni's IPAM plugin whereabouts, and `ranges`"
-    ),
-    Key("ranges", list_of(ranges, MOST_RAILS), ()).means(
+    )
+    ranges: Sequence[list[dict[str, Any]]] = declare(list_of(ranges, MOST_RAILS), ()).means(
         "with same-index: the ranges of all rails, that of rail 0 first; the same list in each network of the group. A member"
         " is a CIDR, an object as in ipam.ipRanges, or a list of these for several addresses. An object may also have the"
         " `gateway` of its rail, which no pod gets. A network without ipam.range and ipRanges uses its rail's member"
-    ),
-    Key("nics", list_of(string, MOST_RAILS), ()).means(
+    )
+    nics: Sequence[str] = declare(list_of(string, MOST_RAILS), ()).means(
         "with same-index, for one network that is all rails of its group: the netdev or PCI address of each rail's NIC, that of"
         " rail 0 first. The place of the allocated device (`deviceID`) in this list, or of its PF, is the rail"
-    ),
-)
-
-
-class Rail:
-    """The checked values of the key `rail`: an attribute for each of KEYS."""
-
-    index: int
-    group: str
-    routing: bool
-    table_base: int
-    addressing: str
-    ranges: Sequence[list[dict[str, Any]]]
-    nics: Sequence[str]
+    )
 
     @property
     def table(self) -> int:
@@ -77,6 +66,9 @@ class Rail:
     def is_same_index(self) -> bool:
         """Whether a pod's address has the same index in the range of each rail of the group."""
         return self.addressing == SAME_INDEX
+
+
+KEYS = keys_of(Rail)
 
 
 def read(config: dict[str, Any], faults: list[Fault]) -> Rail | None:

@@ -33,7 +33,7 @@ from cni.shared.spec.errors import InvalidConfig, KernelRefused
 from cni.shared.spec.request import Request
 from cni.shared.spec.result import Result, Route
 
-KEY = Key("rail", mapping, None).means("which rail of a group of NICs the network is; an object")
+KEY = Key(mapping, None, "rail").means("which rail of a group of NICs the network is; an object")
 PRIORITY = 7000  # of the rules, so that they come before the main table's rule, 32766
 SYSCTLS = (("arp_ignore", "1"), ("arp_announce", "2"), ("rp_filter", "2"))
 _ROOT = "net/ipv4/conf"

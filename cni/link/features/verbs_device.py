@@ -10,12 +10,11 @@ Specification of the Network Plumbing Working Group, version 1.1.0, for the devi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from cni.link.features import deviceinfo, gids
 from cni.link.features.gids import Ports
-from cni.shared.config import Fault, Key, boolean, fill, integer
+from cni.shared.config import Fault, Key, boolean, declare, fill, integer, keys_of
 from cni.shared.kernel import files, rdma_netlink, rdma_sysfs
 from cni.shared.kernel.links import Link
 from cni.shared.kernel.sandbox import Sandbox
@@ -35,18 +34,8 @@ def switch(value: Any) -> Any:
     raise ValueError('want true, false, "auto", or an object')
 
 
-KEY = Key("rdma", switch, "auto").means(
+KEY = Key(switch, "auto", "rdma").means(
     "auto: when the netdev has a verbs device, wait for the GIDs of the addresses; true: as with `required`; false: do not look; or an object"
-)
-
-KEYS: Sequence[Key] = (
-    Key("required", boolean, False).means("an ADD fails without a verbs device, or when an address has no GID in time"),
-    Key("waitSeconds", integer(0, MOST_SECONDS), 2, "wait_seconds").means(
-        "how long an ADD waits for the GIDs, in seconds"
-    ),
-    Key("ipv6LinkLocal", boolean, True, "link_local").means(
-        "false: the link gets no fe80 address of the kernel's, which would take two more GIDs of the port"
-    ),
 )
 
 
@@ -54,9 +43,18 @@ class VerbsConfig:
     """The checked key `rdma`. `info` is the unchecked value of runtimeConfig.CNIDeviceInfoFile, None if absent."""
 
     info: Any
-    required: bool
-    wait_seconds: int
-    link_local: bool
+    required: bool = declare(boolean, False).means(
+        "an ADD fails without a verbs device, or when an address has no GID in time"
+    )
+    wait_seconds: int = declare(integer(0, MOST_SECONDS), 2, "waitSeconds").means(
+        "how long an ADD waits for the GIDs, in seconds"
+    )
+    link_local: bool = declare(boolean, True, "ipv6LinkLocal").means(
+        "false: the link gets no fe80 address of the kernel's, which would take two more GIDs of the port"
+    )
+
+
+KEYS = keys_of(VerbsConfig)
 
 
 def read(value: Any, request: Request, faults: list[Fault]) -> VerbsConfig | None:

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from cni.shared.config import Key, boolean, dns_settings, ipam_block
+from cni.shared.config import boolean, declare, dns_settings, ipam_block
 from cni.shared.log import Log
 from cni.shared.records import HeldLock
 from cni.shared.spec.request import Attachment, Request
 
-KEYS_OF_EACH = (  # the last keys of each link plugin
-    Key("dad", boolean, False).means("wait for duplicate address detection of IPv6 addresses"),
-    Key("ipam", ipam_block, {}).means("the IPAM plugin's configuration; absent or {}: no addresses"),
-    Key("dns", dns_settings, {}).means("DNS settings for the result; default: the IPAM plugin's"),
-)
-
 
 class LinkConfig:
-    """The checked values of KEYS_OF_EACH, the keys that each link plugin has."""
+    """The keys that each link plugin has, and their checked values."""
 
-    dad: bool
-    ipam: dict[str, Any]
-    dns: dict[str, Any]
+    dad: bool = declare(boolean, False).means("wait for duplicate address detection of IPv6 addresses")
+    ipam: dict[str, Any] = declare(ipam_block, {}).means("the IPAM plugin's configuration; absent or {}: no addresses")
+    dns: dict[str, Any] = declare(dns_settings, {}).means("DNS settings for the result; default: the IPAM plugin's")
 
 
 class RecordedPlan:

@@ -9,15 +9,16 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING
 
-from cni.link.plugins.common import KEYS_OF_EACH, Facts, LinkConfig, RecordedPlan, keep_log
+from cni.link.plugins.common import Facts, LinkConfig, RecordedPlan, keep_log
 from cni.shared import policy
 from cni.shared.config import (
     Fault,
-    Key,
     boolean,
+    declare,
     fill,
     hardware_address,
     integer,
+    keys_of,
     netdev,
     one_of,
     optional,
@@ -45,37 +46,29 @@ STANDS_FOR_ITS_LOWER = ("macvlan", "macvtap")  # the kernel puts the new link on
 MOST_QUEUED = 1 << 16
 """The largest `bcqueuelen` of a new link, in packets. The kernel has no limit. All macvlans of a master share a queue."""
 
-KEYS = (
-    Key("master", optional(netdev), "").means(
-        "netdev below the link; default: that of `deviceID`, else of the default route"
-    ),
-    Key("deviceID", optional(string), "", "device_id").means(
-        "device of a resource, as Multus passes it: its netdev is the default `master`. runtimeConfig.deviceID comes first"
-    ),
-    Key("mode", optional(one_of(*MODES), "bridge"), "bridge").means("how links of the same master communicate"),
-    Key("mtu", integer(0, 65535), 0).means("MTU of the link in bytes, at most the master's; 0: the master's"),
-    Key("mac", optional(hardware_address), "").means(
-        "MAC address; default: one derived from the attachment. In mode passthru the link has the master's"
-    ),
-    Key("linkInContainer", boolean, False, "link_in_container").means("look for the master in the sandbox"),
-    Key("bcqueuelen", integer(0, 2**32 - 1), 0).means(
-        f"broadcast queue of the master, in packets, {MOST_QUEUED} at most; 0: the kernel's default"
-    ),
-    *KEYS_OF_EACH,
-)
-
 
 class MacvlanConfig(LinkConfig):
     """The checked values of KEYS. `mac` comes from runtimeConfig, else from CNI_ARGS, else from the configuration."""
 
-    master: str
-    device_id: str
-    mode: str
-    mtu: int
-    mac: str
-    link_in_container: bool
-    bcqueuelen: int
+    master: str = declare(optional(netdev), "").means(
+        "netdev below the link; default: that of `deviceID`, else of the default route"
+    )
+    device_id: str = declare(optional(string), "", "deviceID").means(
+        "device of a resource, as Multus passes it: its netdev is the default `master`. runtimeConfig.deviceID comes first"
+    )
+    mode: str = declare(optional(one_of(*MODES), "bridge"), "bridge").means("how links of the same master communicate")
+    mtu: int = declare(integer(0, 65535), 0).means("MTU of the link in bytes, at most the master's; 0: the master's")
+    mac: str = declare(optional(hardware_address), "").means(
+        "MAC address; default: one derived from the attachment. In mode passthru the link has the master's"
+    )
+    link_in_container: bool = declare(boolean, False, "linkInContainer").means("look for the master in the sandbox")
+    bcqueuelen: int = declare(integer(0, 2**32 - 1), 0).means(
+        f"broadcast queue of the master, in packets, {MOST_QUEUED} at most; 0: the kernel's default"
+    )
     ignored_mac = ""
+
+
+KEYS = keys_of(MacvlanConfig)
 
 
 class MacvlanPlan(RecordedPlan):

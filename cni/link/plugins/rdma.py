@@ -24,7 +24,7 @@ from typing import Any
 
 from cni.link.plugins import uplink
 from cni.shared import policy
-from cni.shared.config import OF_RUNTIMES, Fault, Key, fill, misspelt, optional, refuse, string, take
+from cni.shared.config import OF_RUNTIMES, Fault, declare, fill, keys_of, misspelt, optional, refuse, string, take
 from cni.shared.gc import Began, locked, valid_attachments
 from cni.shared.kernel import files, netns, node, rdma_sysfs
 from cni.shared.kernel import sandbox as sandboxes
@@ -55,21 +55,18 @@ def device_name(value: Any) -> str:
     return str(value)
 
 
-KEYS = (
-    Key("deviceID", optional(device_name), "", "device_id").means(
-        "PCI address or auxiliary device that the verbs device belongs to; default: that of the netdev"
-    ),
-    Key("verbsDevice", optional(device_name), "", "verbs_device").means(
-        "name of the verbs device, for one that belongs to neither (soft-RoCE), or for one of several"
-    ),
-)
-
-
 class RdmaConfig:
     """The checked values of KEYS. `device_id` is runtimeConfig.deviceID or, without this, the key `deviceID`."""
 
-    device_id: str
-    verbs_device: str
+    device_id: str = declare(optional(device_name), "", "deviceID").means(
+        "PCI address or auxiliary device that the verbs device belongs to; default: that of the netdev"
+    )
+    verbs_device: str = declare(optional(device_name), "", "verbsDevice").means(
+        "name of the verbs device, for one that belongs to neither (soft-RoCE), or for one of several"
+    )
+
+
+KEYS = keys_of(RdmaConfig)
 
 
 class Passed(result.Result):

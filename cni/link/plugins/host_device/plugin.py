@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cni.link.plugins.common import KEYS_OF_EACH, LinkConfig, keep_log
+from cni.link.plugins.common import LinkConfig, keep_log
 from cni.link.plugins.host_device import devices, moved
 from cni.link.plugins.host_device.devices import MovePlan
 from cni.link.plugins.host_device.moved import USERSPACE_DRIVERS
-from cni.shared.config import Fault, Key, fill, hardware_address, integer, netdev, optional, string
+from cni.shared.config import Fault, declare, fill, hardware_address, integer, keys_of, netdev, optional, string
 from cni.shared.kernel import sysfs
 from cni.shared.records import Records
 from cni.shared.spec.errors import InvalidConfig, NotAvailable, TryAgainLater
@@ -26,17 +26,6 @@ NAME = "host-device"
 SHARES_NETDEV = False
 ONLY_OURS = "the device would come back without its MTU, MAC, addresses and routes"
 
-KEYS = (
-    Key("device", optional(netdev), "").means("name of the device, such as ens2f0"),
-    Key("hwaddr", optional(hardware_address), "").means("MAC address of the device"),
-    Key("kernelpath", optional(string), "").means("the device's directory under /sys/devices"),
-    Key("pciBusID", optional(string), "", "pci").means("PCI address of the device, such as 0000:3b:00.0"),
-    Key("mtu", integer(0, 65535), 0).means(
-        "MTU in the sandbox in bytes; 0: the device's. For a device without a netdev (DPDK) it is only in the result"
-    ),
-    *KEYS_OF_EACH,
-)
-
 
 class HostDeviceConfig(LinkConfig):
     """The checked values of KEYS, and `device_id`: runtimeConfig.deviceID, a PCI address or auxiliary device.
@@ -45,12 +34,14 @@ class HostDeviceConfig(LinkConfig):
     arguments of `devices.find`, `selected` is the text 'KEY "VALUE"'. All three are "" if no key selects a device.
     """
 
-    device: str
-    hwaddr: str
-    kernelpath: str
-    pci: str
+    device: str = declare(optional(netdev), "").means("name of the device, such as ens2f0")
+    hwaddr: str = declare(optional(hardware_address), "").means("MAC address of the device")
+    kernelpath: str = declare(optional(string), "").means("the device's directory under /sys/devices")
+    pci: str = declare(optional(string), "", "pciBusID").means("PCI address of the device, such as 0000:3b:00.0")
+    mtu: int = declare(integer(0, 65535), 0).means(
+        "MTU in the sandbox in bytes; 0: the device's. For a device without a netdev (DPDK) it is only in the result"
+    )
     device_id: str
-    mtu: int
     kind = value = selected = ""
 
     def select(self) -> None:
@@ -71,6 +62,9 @@ class HostDeviceConfig(LinkConfig):
     def pci_address(self) -> str:
         """The PCI address that selects the device; "" with another selector."""
         return self.value if self.kind == "pci" else ""
+
+
+KEYS = keys_of(HostDeviceConfig)
 
 
 class HostDeviceFacts(moved.MoveFacts):

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cni.link.plugins.common import KEYS_OF_EACH, LinkConfig
+from cni.link.plugins.common import LinkConfig
 from cni.link.plugins.host_device import devices, moved
 from cni.link.plugins.sriov import go_cache, vf
 from cni.shared import log as levels
 from cni.shared import policy
-from cni.shared.config import Fault, Key, fill, hardware_address, integer, one_of, optional, string, take
+from cni.shared.config import Fault, declare, fill, hardware_address, integer, keys_of, one_of, optional, string, take
 from cni.shared.kernel import sysfs, vfs
 from cni.shared.records import Records
 from cni.shared.spec.errors import InvalidConfig, NotAvailable, Unrestored
@@ -49,28 +49,6 @@ def vlan_protocol(value: Any) -> str:
     return str(one_of("802.1q", "802.1ad")(string(value).lower()))
 
 
-KEYS = (
-    Key("deviceID", optional(pci_address), "", "pci").means(
-        "PCI address of the VF; runtimeConfig.deviceID comes first"
-    ),
-    Key("vlan", integer(0, 4094), None).means("VLAN of the VF, invisible to the pod; 0: none"),
-    Key("vlanQoS", integer(0, 7), None).means("priority in that VLAN; default: 0"),
-    Key("vlanProto", vlan_protocol, None).means("protocol of the VLAN: 802.1q or 802.1ad; default: 802.1q"),
-    Key("mac", optional(hardware_address), "").means("MAC address; default: the VF's"),
-    Key("min_tx_rate", integer(0, 2**32 - 1), None).means("minimum transmit rate in Mbit/s; 0: none"),
-    Key("max_tx_rate", integer(0, 2**32 - 1), None).means("maximum transmit rate in Mbit/s; 0: no limit"),
-    Key("spoofchk", optional(one_of("on", "off")), "").means("drop the VF's packets with another source MAC"),
-    Key("trust", optional(one_of("on", "off")), "").means("allow the VF promiscuous mode and a change of its MAC"),
-    Key("link_state", optional(one_of("auto", "enable", "disable")), "").means(
-        "carrier of the VF: as the PF's, always, or never"
-    ),
-    Key("mtu", integer(0, 65535), 0).means(
-        "MTU in the sandbox in bytes, at most the PF's; 0: the VF's, or for a VF without a netdev (DPDK) the PF's, in the result"
-    ),
-    Key("logLevel", optional(one_of(*LOG_LEVELS), "warning"), "warning").means("lowest level that is logged"),
-    Key("logFile", optional(string), "").means("path of a file to which log lines are appended, in addition to stderr"),
-    *KEYS_OF_EACH,
-)
 OF_PF = ("vlan", "vlanQoS", "vlanProto", "min_tx_rate", "max_tx_rate", "spoofchk", "trust", "link_state")
 
 
@@ -78,19 +56,31 @@ class SriovConfig(LinkConfig):
     """The checked values of KEYS. An absent setting of the VF (OF_PF) is None or "". `mac` comes from runtimeConfig,
     else from CNI_ARGS, else from the configuration."""
 
-    pci: str
-    vlan: int | None
-    vlanQoS: int | None  # the keys of cni.shared.kernel.vfs
-    vlanProto: str | None
-    mac: str
-    min_tx_rate: int | None
-    max_tx_rate: int | None
-    spoofchk: str
-    trust: str
-    link_state: str
-    mtu: int
-    logLevel: str
-    logFile: str
+    pci: str = declare(optional(pci_address), "", "deviceID").means(
+        "PCI address of the VF; runtimeConfig.deviceID comes first"
+    )
+    vlan: int | None = declare(integer(0, 4094), None).means("VLAN of the VF, invisible to the pod; 0: none")
+    vlanQoS: int | None = declare(integer(0, 7), None).means("priority in that VLAN; default: 0")
+    vlanProto: str | None = declare(vlan_protocol, None).means(
+        "protocol of the VLAN: 802.1q or 802.1ad; default: 802.1q"
+    )
+    mac: str = declare(optional(hardware_address), "").means("MAC address; default: the VF's")
+    min_tx_rate: int | None = declare(integer(0, 2**32 - 1), None).means("minimum transmit rate in Mbit/s; 0: none")
+    max_tx_rate: int | None = declare(integer(0, 2**32 - 1), None).means("maximum transmit rate in Mbit/s; 0: no limit")
+    spoofchk: str = declare(optional(one_of("on", "off")), "").means("drop the VF's packets with another source MAC")
+    trust: str = declare(optional(one_of("on", "off")), "").means(
+        "allow the VF promiscuous mode and a change of its MAC"
+    )
+    link_state: str = declare(optional(one_of("auto", "enable", "disable")), "").means(
+        "carrier of the VF: as the PF's, always, or never"
+    )
+    mtu: int = declare(integer(0, 65535), 0).means(
+        "MTU in the sandbox in bytes, at most the PF's; 0: the VF's, or for a VF without a netdev (DPDK) the PF's, in the result"
+    )
+    logLevel: str = declare(optional(one_of(*LOG_LEVELS), "warning"), "warning").means("lowest level that is logged")
+    logFile: str = declare(optional(string), "").means(
+        "path of a file to which log lines are appended, in addition to stderr"
+    )
 
     def settings(self) -> dict[str, Any]:
         """The settings to make through the PF, except the MAC, in the form of cni.shared.kernel.vfs."""
@@ -103,6 +93,9 @@ class SriovConfig(LinkConfig):
             if getattr(self, key):
                 found[key] = getattr(self, key)
         return found
+
+
+KEYS = keys_of(SriovConfig)
 
 
 def read(request: Request, faults: list[Fault]) -> SriovConfig:
