@@ -22,7 +22,7 @@ from typing import Any
 
 from cni.shared import rail
 from cni.shared.config import Fault, Key, mapping
-from cni.shared.kernel import files, ipconfig, routes, rules
+from cni.shared.kernel import files, routes, rules
 from cni.shared.kernel.links import Link
 from cni.shared.kernel.netlink import KernelError
 from cni.shared.kernel.sandbox import Sandbox
@@ -77,15 +77,15 @@ def after_up(document: dict[str, Any], link: Link, result: Result, sandbox: Sand
     table = document["table"]
     for address in result.ips:
         text = address.address.partition("/")[0]
-        route = Route(ipconfig.subnet(address.address), table=table)
-        ipconfig.add_route(sandbox.rtnl, link, route, "", text)
+        route = Route(routes.subnet(address.address), table=table)
+        routes.add_route(sandbox.rtnl, link, route, "", text)
     for route in result.routes:
         if route.table is None:
-            gw = route.gw or ipconfig.gateway(route.family, result.ips)
+            gw = route.gw or routes.gateway(route.family, result.ips)
             again = Route(route.dst, gw, route.mtu, route.advmss, route.priority, table, route.scope)
-            ipconfig.add_route(sandbox.rtnl, link, again, gw)
+            routes.add_route(sandbox.rtnl, link, again, gw)
     for dst, gw in _defaults(result):
-        ipconfig.add_route(sandbox.rtnl, link, Route(dst, table=table), gw)
+        routes.add_route(sandbox.rtnl, link, Route(dst, table=table), gw)
     for address in result.ips:
         source = address.address.partition("/")[0]
         try:
@@ -103,7 +103,7 @@ def after_up(document: dict[str, Any], link: Link, result: Result, sandbox: Sand
 def _defaults(result: Result) -> Iterator[Entry]:
     """Yield a default route for each IP version of which `result` has a gateway but no default route."""
     for family, dst in ((4, "0.0.0.0/0"), (6, "::/0")):
-        gw = ipconfig.gateway(family, result.ips)
+        gw = routes.gateway(family, result.ips)
         if gw and not any(route.family == family and route.dst.endswith("/0") for route in result.routes):
             yield dst, gw
 
@@ -141,16 +141,16 @@ def differences(document: dict[str, Any], link: Link, expected: Result, sandbox:
     there_now = {rule.source.partition("/")[0] for rule in rules.list_of(sandbox.rtnl) if rule.table == table}
     held = {(r.dst, r.gw) for r in routes.list_of(sandbox.rtnl, link.index) if r.table == table}
     for address in expected.ips:
-        source = ipconfig.canonical(address.address).partition("/")[0]
+        source = routes.canonical(address.address).partition("/")[0]
         if source not in there_now:
             found.append(f"the rule from {source} to table {table} is gone")
-        if (ipconfig.subnet(address.address), "") not in held:
-            found.append(f"table {table} has no route to {ipconfig.subnet(address.address)} by {link.name}")
+        if (routes.subnet(address.address), "") not in held:
+            found.append(f"table {table} has no route to {routes.subnet(address.address)} by {link.name}")
     for dst, gw in _defaults(expected):
         if (dst, gw) not in held:
             found.append(f"table {table} has no default route by {gw}")
     for route in expected.routes:
-        if route.table is None and ipconfig.subnet(route.dst) not in {dst for dst, _ in held}:
+        if route.table is None and routes.subnet(route.dst) not in {dst for dst, _ in held}:
             found.append(f"table {table} has no route to {route.dst} by {link.name}")
     return found
 

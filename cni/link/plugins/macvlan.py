@@ -25,7 +25,7 @@ from cni.shared.config import (
     string,
     take,
 )
-from cni.shared.kernel import addresses, node, routes, sandbox
+from cni.shared.kernel import addresses, node, sandbox
 from cni.shared.kernel.links import ARPHRD_ETHER, ARPHRD_INFINIBAND, LEAST_MTU, Link, Rtnl
 from cni.shared.kernel.netlink import KernelError
 from cni.shared.kernel.netns import Namespace
@@ -189,9 +189,9 @@ def _permit(device: Link) -> None:
 def find_master(config: MacvlanConfig, where: Rtnl) -> Link | None:
     if config.master:
         return where.link(name=config.master)
-    if config.device_id and not config.link_in_container:  # the device is one of the host
-        from cni.shared.kernel import rdma_sysfs  # most networks name their master
+    from cni.shared.kernel import rdma_sysfs, routes  # most networks name their master
 
+    if config.device_id and not config.link_in_container:  # the device is one of the host
         names = rdma_sysfs.netdevs_of_device(config.device_id)
         return where.link(name=names[0]) if names else None
     route = routes.default_route(where)

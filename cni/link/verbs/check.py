@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from cni.link import features, plugins
 from cni.link.plugins.common import differs
 from cni.link.verbs import delegate
-from cni.shared.kernel import addresses, ipconfig, routes
+from cni.shared.kernel import addresses, routes
 from cni.shared.kernel import sandbox as sandboxes
 from cni.shared.kernel.links import Link, Rtnl
 from cni.shared.records import LINK, Records
@@ -106,13 +106,13 @@ def _unset(inside: Rtnl, link: Link, wanted: Result) -> list[str]:
     found = []
     present = {a.text for a in addresses.list_of(inside, link.index)}
     for address in wanted.ips:
-        if ipconfig.canonical(address.address) not in present:
+        if routes.canonical(address.address) not in present:
             found.append(f"address {address.address} is not on {link.name}")
     held = routes.list_of(inside, link.index)
-    # (destination, table, metric) of each route so far, at first of the kernel's own routes
-    known = {(ipconfig.subnet(a.address), routes.MAIN_TABLE, routes.IPV6_PREFIX_PRIORITY) for a in wanted.ips}
+    # the places of the routes up to here, beginning with the kernel's own
+    known = {(routes.subnet(a.address), routes.MAIN_TABLE, routes.IPV6_PREFIX_PRIORITY) for a in wanted.ips}
     for route in wanted.routes:
-        dst, gw = ipconfig.subnet(route.dst), ipconfig.next_hop(route, wanted.ips)
+        dst, gw = routes.subnet(route.dst), routes.next_hop(route, wanted.ips)
         keys: tuple[str, ...] = ("table", "priority", "mtu", "advmss")
         place = (dst, route.table or routes.MAIN_TABLE, route.priority or routes.IPV6_PRIORITY)
         if route.family == 6 and place in known:  # IPv6 keeps the first route's metrics: fib6_add_rt2node, ip6_fib.c
@@ -136,7 +136,7 @@ def _without(expected: list[Route], others: list[str], inside: Rtnl) -> list[Rou
         return expected
     links = [link for link in inside.links() if link.name in others]
     elsewhere = {route.dst for link in links for route in routes.list_of(inside, link.index)}
-    return [route for route in expected if ipconfig.canonical(route.dst) not in elsewhere]
+    return [route for route in expected if routes.canonical(route.dst) not in elsewhere]
 
 
 def status(plugin: LinkPlugin, request: Request, records: Records) -> None:

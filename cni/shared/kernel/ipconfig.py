@@ -10,17 +10,14 @@ the link was up before it had addresses, or if hardware got its carrier late (NE
 
 from __future__ import annotations
 
-import errno
 import time
 from collections.abc import Callable
-from socket import inet_ntop
 
-from cni.shared.kernel import addresses, files, routes
+from cni.shared.kernel import addresses, files
 from cni.shared.kernel.links import Link, Rtnl
-from cni.shared.kernel.netlink import KernelError, address_of
+from cni.shared.kernel.netlink import KernelError
 from cni.shared.spec.errors import AddressInUse, InvalidConfig, KernelRefused
-from cni.shared.spec.result import MOST_SCOPE, NUMBERS_OF_ROUTE, IPConfig, Result
-from cni.shared.spec.result import Route as WantedRoute
+from cni.shared.spec.result import Result
 
 DAD_SECONDS = 5.0  # as in containernetworking/plugins; duplicate address detection takes 1 to 2 s
 CARRIER_SECONDS = 0.2  # as in sriov-cni
@@ -53,10 +50,10 @@ def configure(inside: Rtnl, link: Link, wanted: Result, dad: bool, set_up: Calla
         _await_detection(inside, link)
     if link.up or (has_ipv6 and not dad):
         _announce_again(inside, link)
-    for route in wanted.routes:
-        gw = next_hop(route, wanted.ips)
-        _refuse_numbers(route, gw)
-        add_route(inside, link, route, gw)
+    if wanted.routes:
+        from cni.shared.kernel import routes  # most networks have no routes
+
+        routes.add_all(inside, link, wanted)
     after = inside.link(index=link.index) or link
     if wanted.ips and not after.kind and not after.carrier:  # hardware without carrier: nothing was announced
         _await_carrier(inside, link)
@@ -124,72 +121,3 @@ def _await_detection(inside: Rtnl, link: Link) -> None:
                 f"duplicate address detection on {link.name} took more than {DAD_SECONDS:g} s: has the master a carrier?"
             )
         time.sleep(0.05)
-
-
-def add_route(inside: Rtnl, link: Link, route: WantedRoute, gw: str, source: str = "") -> None:
-    """Add `route` through the gateway `gw`, with the preferred source address `source`; do nothing if the route exists.
-    Raises InvalidConfig for an invalid CIDR or address, KernelRefused when the kernel refuses the route."""
-    own = (route.priority, route.table, route.scope, route.mtu, route.advmss)
-    try:
-        routes.add(inside, link.index, route.dst, gw, *own, source=source)
-    except ValueError:
-        raise InvalidConfig(
-            f'route "{route.dst[:60]}" by "{gw[:60]}": want a CIDR and an address of the same family'
-        ) from None
-    except KernelError as fault:
-        if fault.errno == errno.EEXIST:
-            return  # the result has the route twice, or the kernel has set it: Go's plugins accept both
-        by, table = f" by {gw}" if gw else "", f" in table {route.table}" if route.table else ""
-        reason = str(fault.strerror)
-        if fault.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH):
-            reason = "the gateway is in none of the link's subnets; correct `gw` or `gateway`"
-        elif fault.errno == errno.EINVAL:
-            own_addresses = [a.text.partition("/")[0] for a in addresses.list_of(inside, link.index)]
-            reason = "the destination has host bits, or a value is out of range"
-            if gw in own_addresses:
-                reason = f"{gw} is the pod's own address; exclude the next hop from the range, or correct `gw`"
-        raise KernelRefused(
-            f"route {route.dst}{by} cannot be set on {link.name}{table}: {reason}", str(fault)
-        ) from None
-
-
-def _refuse_numbers(route: WantedRoute, gw: str) -> None:
-    """Raise InvalidConfig for a number in `route` that no route can have, or a scope that no route by `gw` can have."""
-    for key in NUMBERS_OF_ROUTE:
-        value, most = getattr(route, key), MOST_SCOPE if key == "scope" else 0xFFFFFFFF
-        if value is not None and not 0 <= value <= most:
-            raise InvalidConfig(f"route {route.dst}: {key} {value} cannot be set, want 0 to {most}")
-    if gw and route.family == 4 and (route.scope or 0) >= routes.LINK_SCOPE:
-        raise InvalidConfig(
-            f"route {route.dst}: scope {route.scope} is that of a destination on the link, and its gateway is {gw}: want scope"
-            ' 0, or "gw": "0.0.0.0" for no gateway'
-        )
-
-
-def next_hop(route: WantedRoute, ips: list[IPConfig]) -> str:
-    """The gateway of `route`, or else the first gateway of its family in `ips`; "" if there is none, or for 0.0.0.0."""
-    gw = canonical(route.gw) or gateway(route.family, ips)
-    return "" if gw == "0.0.0.0" else gw
-
-
-def gateway(family: int, ips: list[IPConfig]) -> str:
-    """The first gateway of the addresses of `family`; "" when none of them has a gateway."""
-    return next((a.gateway for a in ips if a.gateway and a.family == family), "")
-
-
-def canonical(text: str) -> str:
-    """Return `text`, an address or "address/length", in the kernel's form. Other texts are returned unchanged."""
-    address, slash, length = text.partition("/")
-    try:
-        return inet_ntop(*address_of(address)) + slash + length
-    except ValueError:
-        return text
-
-
-def subnet(text: str) -> str:
-    """Convert `text`, "address/length", to "network/length" in the kernel's form."""
-    address, _, length = text.partition("/")
-    family, octets = address_of(address)
-    host = 8 * len(octets) - int(length)
-    network = int.from_bytes(octets, "big") >> host << host
-    return f"{inet_ntop(family, network.to_bytes(len(octets), 'big'))}/{length}"

@@ -1,4 +1,4 @@
-"""Read and add routes.
+"""Read routes, and add those of a result.
 
 Sources: rtnetlink(7), include/uapi/linux/rtnetlink.h.
 
@@ -9,11 +9,14 @@ raise KernelError when the kernel refuses a request, and ValueError for a text t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from errno import EAFNOSUPPORT, ENOENT, EOPNOTSUPP
+from errno import EAFNOSUPPORT, EEXIST, EHOSTUNREACH, EINVAL, ENETUNREACH, ENOENT, EOPNOTSUPP
 from socket import AF_INET, AF_INET6, inet_ntop
 from struct import Struct
 
-from cni.shared.kernel import netlink
+from cni.shared.kernel import addresses, netlink
+from cni.shared.kernel.links import Link, Rtnl
+from cni.shared.spec.errors import InvalidConfig, KernelRefused
+from cni.shared.spec.result import MOST_SCOPE, NUMBERS_OF_ROUTE, IPConfig, Result, Route
 
 _NEWROUTE, _GETROUTE = 24, 26
 RTMSG = Struct("=BBBBBBBBI")  # struct rtmsg: family, two prefix lengths, tos, table, protocol, scope, type, flags
@@ -158,3 +161,83 @@ def next_hops(hops: bytes) -> Iterator[tuple[int, int, int, dict[int, bytes]]]:
         length, flags, less_one, index = NEXTHOP.unpack_from(hops, start)
         yield flags, less_one + 1, index, netlink.unpack_attributes(hops[start : start + length], NEXTHOP.size)
         start += (length + 3) & ~3
+
+
+# --- the routes of a result ---
+
+
+def add_all(inside: Rtnl, link: Link, wanted: Result) -> None:
+    """Add the routes of `wanted` through `link`. Raises InvalidConfig or KernelRefused when this fails."""
+    for route in wanted.routes:
+        gw = next_hop(route, wanted.ips)
+        _refuse_numbers(route, gw)
+        add_route(inside, link, route, gw)
+
+
+def add_route(inside: Rtnl, link: Link, route: Route, gw: str, source: str = "") -> None:
+    """Add `route` through the gateway `gw`, with the preferred source address `source`; do nothing if the route exists.
+    Raises InvalidConfig for an invalid CIDR or address, KernelRefused when the kernel refuses the route."""
+    own = (route.priority, route.table, route.scope, route.mtu, route.advmss)
+    try:
+        add(inside, link.index, route.dst, gw, *own, source=source)
+    except ValueError:
+        raise InvalidConfig(
+            f'route "{route.dst[:60]}" by "{gw[:60]}": want a CIDR and an address of the same family'
+        ) from None
+    except netlink.KernelError as fault:
+        if fault.errno == EEXIST:
+            return  # the result has the route twice, or the kernel has set it: Go's plugins accept both
+        by, table = f" by {gw}" if gw else "", f" in table {route.table}" if route.table else ""
+        reason = str(fault.strerror)
+        if fault.errno in (ENETUNREACH, EHOSTUNREACH):
+            reason = "the gateway is in none of the link's subnets; correct `gw` or `gateway`"
+        elif fault.errno == EINVAL:
+            own_addresses = [a.text.partition("/")[0] for a in addresses.list_of(inside, link.index)]
+            reason = "the destination has host bits, or a value is out of range"
+            if gw in own_addresses:
+                reason = f"{gw} is the pod's own address; exclude the next hop from the range, or correct `gw`"
+        raise KernelRefused(
+            f"route {route.dst}{by} cannot be set on {link.name}{table}: {reason}", str(fault)
+        ) from None
+
+
+def _refuse_numbers(route: Route, gw: str) -> None:
+    """Raise InvalidConfig for a number that no route can have, or a scope that no route through `gw` can have."""
+    for key in NUMBERS_OF_ROUTE:
+        value, most = getattr(route, key), MOST_SCOPE if key == "scope" else 0xFFFFFFFF
+        if value is not None and not 0 <= value <= most:
+            raise InvalidConfig(f"route {route.dst}: {key} {value} cannot be set, want 0 to {most}")
+    if gw and route.family == 4 and (route.scope or 0) >= LINK_SCOPE:
+        raise InvalidConfig(
+            f"route {route.dst}: scope {route.scope} is that of a destination on the link, and its gateway is {gw}: want scope"
+            ' 0, or "gw": "0.0.0.0" for no gateway'
+        )
+
+
+def next_hop(route: Route, ips: list[IPConfig]) -> str:
+    """The gateway of `route`, or else the first gateway of its family in `ips`; "" for none, or for 0.0.0.0."""
+    gw = canonical(route.gw) or gateway(route.family, ips)
+    return "" if gw == "0.0.0.0" else gw
+
+
+def gateway(family: int, ips: list[IPConfig]) -> str:
+    """The first gateway of the addresses of `family`; "" when none of them has a gateway."""
+    return next((a.gateway for a in ips if a.gateway and a.family == family), "")
+
+
+def canonical(text: str) -> str:
+    """`text`, an address or "address/length", in the kernel's form; any other text unchanged."""
+    address, slash, length = text.partition("/")
+    try:
+        return inet_ntop(*netlink.address_of(address)) + slash + length
+    except ValueError:
+        return text
+
+
+def subnet(text: str) -> str:
+    """The network of `text`, "address/length", as "network/length" in the kernel's form."""
+    address, _, length = text.partition("/")
+    family, octets = netlink.address_of(address)
+    host = 8 * len(octets) - int(length)
+    network = int.from_bytes(octets, "big") >> host << host
+    return f"{inet_ntop(family, network.to_bytes(len(octets), 'big'))}/{length}"
