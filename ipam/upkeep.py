@@ -28,7 +28,7 @@ from ipam.leases import (
 )
 from ipam.local import is_pending, read_record, restorer, texts
 from ipam.shared import forget_holder
-from ipam.stores.base import CHANGE, CREATE, Store, Taken, Unknown, Unreachable
+from ipam.stores.base import CHANGE, CREATE, Denied, Store, Taken, Unknown, Unreachable
 
 _FLUSH_SECONDS = 1.0
 _REASON = 400  # characters of an error in a record
@@ -110,9 +110,7 @@ def leave_store(attachment: Attachment, record: dict[str, Any], records: Records
 
 def _is_over(record: dict[str, Any] | None, store_ref: dict[str, Any], fault: CniError) -> bool:
     """Whether `fault` shows that the release of an attachment without recorded addresses need not be tried again."""
-    from ipam.stores.apiserver.faults import Forbidden, Unauthorized  # the file store has no API server
-
-    if isinstance(fault, InvalidConfig) and not isinstance(fault, Forbidden | Unauthorized):
+    if isinstance(fault, InvalidConfig) and not isinstance(fault, Denied):
         return True  # the store cannot be opened with this configuration, so no ADD could open the store
     return record is None and store_ref.get("kind") in ("addresslease", "etcd")  # Go's plugins do not use these stores
 

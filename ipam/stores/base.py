@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
-from cni.shared.spec.errors import CniError, TryAgainLater
+from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
 from cni.shared.spec.request import Attachment
 from ipam.leases import Lease, Owner, Pool, Want
 
@@ -58,6 +58,10 @@ class Unreachable(TryAgainLater):
 
 class OutcomeUnknown(Unreachable):
     """Error: a request was sent, and its outcome is unknown: the store may have carried it out."""
+
+
+class Denied(InvalidConfig):
+    """Error: a server does not accept the credentials, or they do not allow a request."""
 
 
 class Pauses:

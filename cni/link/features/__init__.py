@@ -101,15 +101,31 @@ def remove(documents: Mapping[str, dict[str, Any]], sandbox: Sandbox | None, log
     return faults
 
 
-def unlike(documents: Mapping[str, dict[str, Any]], asked: Mapping[str, Any]) -> list[str]:
-    """A text for each difference of the configurations `asked` from the plans `documents`, both by feature name."""
-    return [text for name, config in asked.items() for text in named(name).unlike(documents.get(name), config)]
+class Asked(dict[str, "Any"]):  # in quotes: the pack has no typing
+    """The checked configurations, by feature name, of the features that an attachment may have."""
+
+    def plan(self, *given: Any) -> Planned:
+        """Plan the features, but change nothing. Returns (module, plan) for each feature that has a plan.
+
+        `given` are the arguments of `Feature.plan` after `config`. Raises the CniError of the first feature that cannot be
+        planned."""
+        found = [(named(name), named(name).plan(config, *given)) for name, config in self.items()]
+        return [(feature, document) for feature, document in found if document is not None]
+
+    def unlike(self, documents: Mapping[str, dict[str, Any]]) -> list[str]:
+        """A text for each difference of the configurations from the plans `documents`, by feature name."""
+        return [text for name, config in self.items() for text in named(name).unlike(documents.get(name), config)]
+
+    def status(self, is_shared: bool, netdev: Link | None) -> None:
+        """Raise a CniError when an ADD could not set up a feature now. The arguments are those of `Feature.status`."""
+        for name, config in self.items():
+            named(name).status(config, is_shared, netdev)
 
 
-def read(request: Request, faults: list[Fault]) -> dict[str, Any]:
-    """The checked configurations, by feature name, of the features whose key is present or that may apply without their
-    key (UNASKED). Appends wrong values to `faults`."""
-    asked = {}
+def read(request: Request, faults: list[Fault]) -> Asked:
+    """The checked configurations of the features whose key is present or that may apply without their key (UNASKED).
+    Appends wrong values to `faults`."""
+    asked = Asked()
     for name in NAMES:
         value = request.member(name)
         if value is None and name not in UNASKED:
@@ -118,18 +134,3 @@ def read(request: Request, faults: list[Fault]) -> dict[str, Any]:
         if config is not None:
             asked[name] = config
     return asked
-
-
-def plan(asked: Mapping[str, Any], *given: Any) -> Planned:
-    """Plan the features, but change nothing. Returns (module, plan) for each feature that has a plan.
-
-    `asked` has the configurations by feature name. `given` has the arguments of `Feature.plan` after `config`. Raises
-    the CniError of the first feature that cannot be planned."""
-    found = [(named(name), named(name).plan(config, *given)) for name, config in asked.items()]
-    return [(feature, document) for feature, document in found if document is not None]
-
-
-def status(asked: Mapping[str, Any], is_shared: bool, netdev: Link | None) -> None:
-    """Raise a CniError when an ADD could not set up a feature in `asked` now. Other arguments: see `Feature.status`."""
-    for name, config in asked.items():
-        named(name).status(config, is_shared, netdev)

@@ -20,7 +20,7 @@ from cni.shared.spec.request import Request, at_least
 from cni.shared.spec.result import IPV6_LEAST_MTU, Interface, Result
 
 if TYPE_CHECKING:
-    from cni.link.features import Planned
+    from cni.link.features import Asked, Planned
     from cni.link.plugins.base import LinkPlugin
     from cni.link.plugins.common import Facts
     from cni.shared.kernel.sandbox import Sandbox
@@ -57,9 +57,10 @@ def add(plugin: LinkPlugin, request: Request, records: Records) -> Result:
     return _appended(earlier, result) if earlier else result
 
 
-def _read(plugin: LinkPlugin, request: Request, log: Log) -> tuple[Any, dict[str, Any]]:
-    """The checked configuration of the link, and the checked configurations of the features by name. Raises
-    InvalidConfig with all faults of these keys and, if the IPAM plugin is ours, the faults of `ipam`."""
+def _read(plugin: LinkPlugin, request: Request, log: Log) -> tuple[Any, Asked | None]:
+    """The checked configuration of the link, and the checked configurations of the features by name.
+
+    Raises InvalidConfig with all faults of these keys and, if the IPAM plugin is ours, the faults of `ipam`."""
     faults: list[Fault] = []
     config = plugin.read(request, faults)
     asked = _features(request, faults, log)
@@ -78,11 +79,11 @@ def _read(plugin: LinkPlugin, request: Request, log: Log) -> tuple[Any, dict[str
     return config, asked
 
 
-def _features(request: Request, faults: list[Fault], log: Log) -> dict[str, Any]:
-    """The checked configuration, by name, of each feature that may apply. Loads no module when none may apply."""
+def _features(request: Request, faults: list[Fault], log: Log) -> Asked | None:
+    """The checked configuration of each feature that may apply. Loads no module, and returns None, when none may apply."""
     rdma = request.member("rdma")
     if (rdma is False or (rdma is None and not os.path.exists(_VERBS_DEVICES))) and request.member("rail") is None:
-        return {}
+        return None
     from cni.link import features  # most networks have none
 
     asked = features.read(request, faults)
@@ -166,7 +167,7 @@ class _Attempt:
             if release.ipam_type != self._ipam or self.is_foreign:
                 release.finish()
 
-    def plan(self, asked: dict[str, Any], facts: Facts) -> None:
+    def plan(self, asked: Asked | None, facts: Facts) -> None:
         """Plan the link from the `facts` of the survey, and the features from their configurations `asked`."""
         plugin = self._plugin
         self._planned = plugin.plan(self._config, self._request, facts)
@@ -178,12 +179,8 @@ class _Attempt:
                 " this attachment did not make): choose another ifname, or remove that link"
             )
         if asked:
-            from cni.link import features  # most networks have none
-
             carrier = plugin.carrier(self._planned)
-            self._features = features.plan(
-                asked, self._request, carrier, plugin.SHARES_NETDEV, self._sandbox, self._log
-            )
+            self._features = asked.plan(self._request, carrier, plugin.SHARES_NETDEV, self._sandbox, self._log)
 
     def write_record(self) -> None:
         """Write the record, so that a DEL finds everything that the next steps make."""

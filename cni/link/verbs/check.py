@@ -34,7 +34,7 @@ def check(plugin: LinkPlugin, request: Request, records: Records) -> None:
     faults: list[Fault] = []
     config = plugin.read(request, faults)
     has_features = request.member("rail") is not None or request.member("rdma") is not None
-    asked = features.read(request, faults) if has_features else {}
+    asked = features.read(request, faults) if has_features else features.Asked()
     delegate.refuse(faults, request)
     previous = request.member("prevResult")
     if previous is None:
@@ -58,7 +58,7 @@ def check(plugin: LinkPlugin, request: Request, records: Records) -> None:
         planned = made.load(record["link"]) if record else made.adopt(request, host, sandbox.rtnl)
         found = _differences(plugin, planned, config, record, host, sandbox, known[0], expected)
         if asked:
-            found += features.unlike(record.get("extras", {}), asked)
+            found += asked.unlike(record.get("extras", {}))
     if found:
         raise AttachmentDiffers(
             f"attachment {name} of container {request.attachment.container_id} is not as ADD left it (detach and attach it"
@@ -109,7 +109,7 @@ def _unset(inside: Rtnl, link: Link, wanted: Result) -> list[str]:
         if routes.canonical(address.address) not in present:
             found.append(f"address {address.address} is not on {link.name}")
     held = routes.list_of(inside, link.index)
-    # the places of the routes up to here, beginning with the kernel's own
+    # (destination, table, metric) of each route so far, at first of the kernel's own routes
     known = {(routes.subnet(a.address), routes.MAIN_TABLE, routes.IPV6_PREFIX_PRIORITY) for a in wanted.ips}
     for route in wanted.routes:
         dst, gw = routes.subnet(route.dst), routes.next_hop(route, wanted.ips)
@@ -146,5 +146,5 @@ def status(plugin: LinkPlugin, request: Request, records: Records) -> None:
     asked = features.read(request, faults)
     delegate.refuse(faults, request)
     with Rtnl() as host:
-        features.status(asked, plugin.SHARES_NETDEV, plugin.status(config, host, records.log))
+        asked.status(plugin.SHARES_NETDEV, plugin.status(config, host, records.log))
     delegate.forward(request, records)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
 from ipam.stores.apiserver.resources import ADDRESS_GROUP, EVERYWHERE, GROUP, PODS, RIGHTS, VERBS, group_of, verb_of
-from ipam.stores.base import OutcomeUnknown, Unreachable
+from ipam.stores.base import Denied, OutcomeUnknown, Unreachable
 
 if TYPE_CHECKING:
     from ipam.stores.apiserver import Api  # it imports this module
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 _TOO_LARGE = ("request is too large", "larger than max", "Too large resource version")
 
 
-class Forbidden(InvalidConfig):
+class Forbidden(Denied):
     """The credentials do not allow a request (403)."""
 
 
-class Unauthorized(InvalidConfig):
+class Unauthorized(Denied):
     """The server does not accept the credentials (401)."""
 
 
