@@ -33,7 +33,7 @@ import yaml
 from cni import VERSION
 from cni.cli import ipam
 from cni.cli.doctor import report
-from cni.cli.doctor.report import NodeFacts, NodePlaces
+from cni.cli.doctor.facts import NodeFacts, NodePlaces
 from cni.cli.terminal import common, output, subcommand
 from cni.cluster.audit import snapshot, store
 from cni.documents import NET_DIRECTORY

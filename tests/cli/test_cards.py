@@ -13,8 +13,8 @@ import pytest
 
 from cni.cli import rdma
 from cni.cli.doctor import report
+from cni.cli.doctor.facts import NodeFacts, NodePlaces
 from cni.cli.doctor.finding import ADVICE, FAULT
-from cni.cli.doctor.report import NodeFacts, NodePlaces
 from cni.node.inventory import counters
 from cni.node.inventory import devices as inventory
 from cni.node.inventory.sandboxes import NamespaceView, SandboxInterface

@@ -16,12 +16,12 @@ import yaml
 
 from cni import VERSION
 from cni.cli.doctor import command, kernel, pcie, pods, ports, report, setup
+from cni.cli.doctor.facts import NodeFacts, NodePlaces
 from cni.cli.doctor.finding import ADVICE, FAULT, NOTE, OK, SKIPPED, UNKNOWN, Check, Observation
 from cni.cli.doctor.kernel import LinkParameters
 from cni.cli.doctor.kernel import check_parameters as namespaces_check
 from cni.cli.doctor.kernel import read_parameters as namespaces_read
 from cni.cli.doctor.pcie import PcieFunction, PcieLink
-from cni.cli.doctor.report import NodeFacts, NodePlaces
 from cni.node.inventory import topology
 from cni.node.inventory.devices import Gid, Port
 from cni.node.inventory.sandboxes import NamespaceView, SandboxInterface

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from cni.cli.doctor import kernel, pods, report
+from cni.cli.doctor.facts import NodeFacts, NodePlaces
 from cni.cli.doctor.finding import ADVICE, FAULT, NOTE, OK, SKIPPED, UNKNOWN, Observation
-from cni.cli.doctor.report import NodeFacts, NodePlaces
 from cni.shared import policy
 from cni.shared.records import Records
 from cni.shared.spec.request import Attachment

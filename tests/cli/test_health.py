@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from cni.cli.doctor import ports
+from cni.cli.doctor.facts import NodeFacts, NodePlaces
 from cni.cli.doctor.finding import ADVICE, FAULT, OK, UNKNOWN
 from cni.cli.doctor.pods import AttachedLink
 from cni.cli.doctor.ports import Congestion
-from cni.cli.doctor.report import NodeFacts, NodePlaces
 from cni.node.inventory import devices as inventory
 from cni.node.inventory.counters import ERRORS, ErrorCounter, siblings
 from cni.node.inventory.devices import Port

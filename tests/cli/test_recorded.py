@@ -11,8 +11,8 @@ import pytest
 
 from cni.cli import rdma as views
 from cni.cli.doctor import kernel, pcie, report
+from cni.cli.doctor.facts import NodeFacts, NodePlaces
 from cni.cli.doctor.finding import ADVICE, OK
-from cni.cli.doctor.report import NodeFacts, NodePlaces
 from cni.node.inventory import devices as inventory
 from cni.node.inventory import topology
 from cni.shared.kernel import rdma_sysfs, sysfs

@@ -24,8 +24,8 @@ from rich.terminal_theme import DIMMED_MONOKAI, TerminalTheme
 from cni.cli import rdma
 from cni.cli.doctor import command as doctor
 from cni.cli.doctor import report, setup
+from cni.cli.doctor.facts import NodeFacts
 from cni.cli.doctor.finding import Observation
-from cni.cli.doctor.report import NodeFacts
 from cni.cli.main import main
 from cni.cli.terminal import output
 from cni.node.inventory import devices as inventory

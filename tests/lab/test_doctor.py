@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from cni.cli.doctor import report
+from cni.cli.doctor.facts import NodeFacts, NodePlaces
 from cni.cli.doctor.finding import ADVICE, FAULT, Observation
-from cni.cli.doctor.report import NodeFacts, NodePlaces
 from cni.cli.main import main
 from tests.lab.machine import Machine, command
 from tests.node import BIN, Pod

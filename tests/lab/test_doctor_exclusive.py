@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cni.cli.doctor import report
-from cni.cli.doctor.report import NodeFacts, NodePlaces
+from cni.cli.doctor.facts import NodeFacts, NodePlaces
 from tests.lab.machine import Machine, command
 from tests.node import BIN
 

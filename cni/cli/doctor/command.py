@@ -55,11 +55,11 @@ def _run(options: argparse.Namespace) -> int:
     options.only(not options.pod, "without --pod, since it labels the node", "--nfd")
     options.only(options.nfd != "-", "without --nfd -", "-o")
     options.only(options.nfd != "-" and not options.pod, "for a node", "-v")
-    from cni.cli.doctor import report  # load the lint and its libraries, which --help does not need
+    from cni.cli.doctor import facts, report  # load the lint and its libraries, which --help does not need
 
     folders = tuple(f for f in options.cni_path.split(":") if f)
-    places = report.NodePlaces(networks=options.conf_dir, plugins=folders)
-    of_node = report.NodeFacts(places, options.pod or "", str(options.peer or ""), options.watch)
+    places = facts.NodePlaces(networks=options.conf_dir, plugins=folders)
+    of_node = facts.NodeFacts(places, options.pod or "", str(options.peer or ""), options.watch)
     try:
         with output.progress() as say:
             if options.watch:
