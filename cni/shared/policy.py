@@ -7,6 +7,7 @@ name. Paths in the flat file (whereabouts.conf) have no limits, since the admini
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -149,20 +150,12 @@ KEYS = keys_of(Policy)
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether `name` equals `pattern`, in which each "*" stands for any characters."""
-    if pattern in ("*", name):
-        return True
-    first, *rest = pattern.split("*")
-    if not rest or not name.startswith(first) or len(name) < len(pattern) - len(rest):
-        return False
-    *middle, last = rest
-    at, end = len(first), len(name) - len(last)
-    for part in middle:
-        at = name.find(part, at, end)
-        if at < 0:
-            return False
-        at += len(part)
-    return name.endswith(last)
+    """Whether `name` is `pattern`, in which each "*" stands for any characters."""
+    if pattern == "*" or "*" not in pattern:
+        return pattern in ("*", name)
+    first, *middle, last = map(re.escape, pattern.split("*"))
+    parts = "".join(f"(?>.*?{part})" for part in middle)  # each part where it first occurs: no trial of other places
+    return re.fullmatch(f"{first}{parts}.*{last}", name, re.DOTALL) is not None
 
 
 _current: Policy | None = None

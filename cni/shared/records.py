@@ -186,7 +186,7 @@ class Records:
         try:
             if on:
                 self._stamp(PENDING, 0 if due else time.time())
-                files.sync_directory(self.directory)  # pending releases outlive this boot
+                files.sync(self.directory)  # pending releases outlive this boot
             else:
                 os.unlink(f"{self.directory}/{PENDING}")
         except OSError:

@@ -26,11 +26,9 @@ REMINDER = "cni/railcni/pending"
 
 UNSYNCED = {
     "a record": Edit("cni/shared/kernel/files.py", r"os\.fsync\(fd\)(\n {8}finally)", r"pass\1"),
-    "the name of a record": Edit(
-        "cni/shared/kernel/files.py", r"( {4}if durable:\n {8})sync_directory\(directory\)", r"\1pass"
-    ),
-    "a new directory": Edit("cni/shared/kernel/files.py", r"sync_directory\(parent or \"/\"\)", "pass"),
-    "the reminder": Edit("cni/shared/records.py", r"files\.sync_directory\(self\.directory\)", "pass"),
+    "the name of a record": Edit("cni/shared/kernel/files.py", r"( {4}if durable:\n {8})sync\(directory\)", r"\1pass"),
+    "a new directory": Edit("cni/shared/kernel/files.py", r"sync\(parent or \"/\"\)", "pass"),
+    "the reminder": Edit("cni/shared/records.py", r"files\.sync\(self\.directory\)", "pass"),
     "a record of another's addresses": Edit("cni/link/verbs/attach.py", r"self\._record\[\"foreign\"\] = True", "pass"),
 }
 

@@ -47,8 +47,8 @@ class NodePlaces:
 @dataclass
 class NodeFacts:
     """Facts about the node whose files are at `places`. If `pod` (NAMESPACE/POD, or the path of a network namespace) is
-    given, the facts are about this pod alone. Port errors are counted for `watch` seconds, or since each port's start
-    if `watch` is 0."""
+    given, the facts are about this pod alone, and `peer` is an address to ping from it. Port errors are counted for
+    `watch` seconds, or since each port's start if `watch` is 0."""
 
     places: NodePlaces = field(default_factory=NodePlaces)
     pod: str = ""
@@ -101,8 +101,8 @@ class NodeFacts:
 
     @property
     def nics(self) -> list[tuple[str, str]]:
-        """RDMA NICs' physical functions as (verbs device, PCI address). In a report about one pod, only
-        those below the pod's links."""
+        """(verbs device, PCI address) of each RDMA NIC's physical function; in a report about one pod, only those below
+        the pod's links."""
         devices = {port.device for port in self.ports}
         physical = [d for d in self.devices if d.pci and not d.is_virtual_function]
         return [(d.name, d.pci) for d in physical if not self.pod or d.name in devices]
@@ -128,7 +128,7 @@ class NodeFacts:
 
     @property
     def _networks(self) -> dict[str, Sequence[str]]:
-        """The IPv4 addresses, with prefix lengths, of each netdev in this namespace that belongs to an ACTIVE RoCE port."""
+        """The IPv4 addresses with prefix lengths of each netdev of an active RoCE port in this namespace."""
         active = (p.netdev for p in self.ports if p.is_active and p.is_roce and p.carrier is not None and p.netdev)
         own = self.own_interfaces
         return {name: own[name].networks if name in own else () for name in active}
@@ -139,7 +139,7 @@ class NodeFacts:
 
     @property
     def subnets(self) -> dict[str, list[str]]:
-        """The names of active RoCE netdevs by IPv4 subnet."""
+        """Map each IPv4 subnet to the names of the active RoCE netdevs in it."""
         found: dict[str, list[str]] = {}
         for name, own in self._networks.items():
             for subnet in dict.fromkeys(str(ipaddress.ip_network(network, strict=False)) for network in own):
@@ -148,8 +148,8 @@ class NodeFacts:
 
     @cached_property
     def uses(self) -> dict[str, str]:
-        """The user of each netdev in use, by netdev: a network of this node, a pod's link, or an address of the node.
-        In a report about one pod, only the netdevs below the pod's links."""
+        """Map each netdev in use to its user: a network of this node, a pod's link, or an address of the node. In a
+        report about one pod, only the netdevs below the pod's links."""
         found: dict[str, str] = {}
         if self.pod:
             return {port.netdev: str(link) for link in self.attached for port in link.ports}
@@ -201,12 +201,12 @@ class NodeFacts:
 
     @property
     def node_claims(self) -> list[pods.PodClaim]:
-        """The ResourceClaims of all pods. Raises OSError or ValueError when kubelet's file or a record cannot be read."""
+        """The ResourceClaims of all pods. Raises OSError or ValueError if one of their files cannot be read."""
         return pods.read_claims(self.places.kubelet, self.places.root)
 
     @property
     def _registered(self) -> dict[str, list[str]]:
-        """The device IDs by resource in the checkpoint of kubelet's device manager; {} if it cannot be read."""
+        """The device IDs of each resource, from the checkpoint of kubelet's device manager; {} if unreadable."""
         with suppress(OSError, ValueError):
             document = json.loads(read_whole(f"{self.places.kubelet}/device-plugins/kubelet_internal_checkpoint"))
             return object_at(document, "Data", "RegisteredDevices")
@@ -239,7 +239,7 @@ class NodeFacts:
         return found
 
     def _card_of(self, device: inventory.VerbsDevice) -> inventory.VerbsDevice:
-        """The verbs device of the physical function of `device`; `device` itself if that is not in this namespace."""
+        """The verbs device at the physical function of `device`, or `device` if this namespace has no such one."""
         own = sysfs.pci_above(rdma_sysfs.path_of(device.name, self.places.sys))
         physical = sysfs.physical_function_of(own, self.places.sys) or own
         if physical == device.pci:

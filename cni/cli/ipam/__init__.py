@@ -142,13 +142,11 @@ def _show(options: argparse.Namespace) -> int:
 def _place(choice: Choice, leases: list[Lease]) -> None:
     """Give each lease without a node the node of its living pod, if this user may read pods."""
     cluster = Cluster(choice.kubeconfig, choice.namespace)
-    try:
+    with suppress(Forbidden):  # else the node stays unknown
         for lease in leases:
             pod = cluster.pod(*lease.pod_name) if not lease.node and lease.pod[1] else None
             if pod and lease.address in pod.addresses():
                 lease.node, lease.pod = pod.node, (*lease.pod_name, lease.pod[2] or pod.uid)
-    except Forbidden:
-        pass  # the node stays unknown
 
 
 def document(lease: Lease) -> dict[str, Any]:

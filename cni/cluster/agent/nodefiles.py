@@ -138,7 +138,7 @@ def put(folder: str, name: str, data: bytes) -> bool:
     try:
         if not os.path.isdir(folder):
             os.mkdir(folder, 0o755)
-            files.sync_directory(os.path.dirname(folder))
+            files.sync(os.path.dirname(folder))
         files.write_whole(folder, name, data, durable=True)
     except OSError as fault:
         message = f"cannot write {path}: {fault.strerror}. See that {os.path.dirname(folder)} is the folder in which the runtime looks for networks (--conf-dir), and is mounted writable"

@@ -18,7 +18,7 @@ from functools import partial
 from cni.node.installation import content, files, layout
 from cni.node.installation.layout import BUNDLE, COMMAND, CURRENT, NAMES, PREFIXED, REPLACED, Installation
 from cni.shared.kernel import locks, netns_users
-from cni.shared.kernel.files import target_of
+from cni.shared.kernel.files import sync, target_of
 from cni.shared.spec.errors import CniError, InvalidConfig, IoFailure, TryAgainLater
 
 CALLS_END_SECONDS = 60.0
@@ -92,7 +92,7 @@ class Folder:
             finally:
                 with suppress(OSError):
                     os.rmdir(self.bundle)
-                    files.sync(self.path)
+                    sync(self.path)
         finally:
             os.close(lock)
 
@@ -218,8 +218,8 @@ def _wait_for_calls(folder: Folder, before: Installation) -> None:
 
 
 def _end(folder: Folder) -> None:
-    """Remove the bundle folder with all versions. No process may run from them: this is uninstall's last step."""
-    files.sync(folder.path)  # the restored files must be on disk before the versions go
+    """Remove the bundle folder with all versions: the last step of `uninstall`, when no process runs from a version."""
+    sync(folder.path)  # the restored files are on the disk before the versions go
     files.remove(f"{folder.bundle}/{CURRENT}")
     files.remove(folder.bundle)
 

@@ -31,7 +31,7 @@ def put(path: str, temporary: str, make: Callable[[str], object]) -> None:
     finally:  # left by a full disk, or by rename(2) if both paths are names of one file
         remove(temporary)
     for folder in {os.path.dirname(path), os.path.dirname(temporary)}:
-        sync(folder)
+        files.sync(folder)
 
 
 def make_tree(top: str, sources: content.Sources) -> None:
@@ -51,7 +51,7 @@ def make_tree(top: str, sources: content.Sources) -> None:
         os.chmod(path, 0o644 if kind == "file" else 0o755)
         written.append(path)
     for path in written:  # after all writes, so that the disk can combine them
-        sync(path)
+        files.sync(path)
 
 
 def make_second(path: str, second: str) -> None:
@@ -62,7 +62,7 @@ def make_second(path: str, second: str) -> None:
     except PermissionError:
         shutil.copy2(path, second, follow_symlinks=False)
         if not os.path.islink(second):
-            sync(second)
+            files.sync(second)
 
 
 def remove(path: str) -> None:
@@ -74,13 +74,4 @@ def remove(path: str) -> None:
             os.unlink(path)
     except FileNotFoundError:
         return
-    sync(os.path.dirname(path))
-
-
-def sync(path: str) -> None:
-    """Make the content of a file, or the names in a directory, durable (fsync)."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    files.sync(os.path.dirname(path))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 from cni.node.inventory import attachments
@@ -165,9 +165,8 @@ class Statuses:
             version = found["metadata"]["resourceVersion"]
             change = replacement(claim["uid"], version, {"/status/devices": wanted})
             try:
-                api.patch(f"{CLAIMS}/{claim['name']}", "status", change, claim["namespace"])
-            except NotFound:
-                pass
+                with suppress(NotFound):
+                    api.patch(f"{CLAIMS}/{claim['name']}", "status", change, claim["namespace"])
             except Conflict:
                 raise TryAgainLater(f"{named(claim)} changes meanwhile") from None
 

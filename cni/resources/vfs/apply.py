@@ -15,7 +15,7 @@ from cni.node.inventory.topology import text
 from cni.resources.models import VfPolicy
 from cni.resources.vfs import cards
 from cni.resources.vfs.plan import ADDRESSES, DRIVER, KERNELS_CHOICE, MODULE, MTU, NUMBER, REBIND, VfStep, plan
-from cni.shared.kernel import sysfs
+from cni.shared.kernel import files, sysfs
 from cni.shared.spec.errors import CniError, IoFailure
 
 _RENAMES = 10  # tries, since udev renames a new netdev
@@ -153,10 +153,6 @@ def _set(sys: str, address: str, step: VfStep) -> None:
 def _write(path: str, value: str) -> None:
     """Write `value` to the file `path` of sysfs. The `filename` of an OSError is the text "VALUE to PATH"."""
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)  # without O_CREAT: never creates a file
-        try:
-            os.write(descriptor, value.encode())
-        finally:
-            os.close(descriptor)
+        files.write(path, value)
     except OSError as fault:
         raise OSError(fault.errno, fault.strerror, f"{value.strip() or 'nothing'} to {path}") from None

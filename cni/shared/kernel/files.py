@@ -52,7 +52,7 @@ def write_whole(directory: str, name: str, data: bytes, durable: bool = False, m
         os.unlink(temporary)
         raise
     if durable:
-        sync_directory(directory)
+        sync(directory)
 
 
 def write_whole_below(directory: str, name: str, data: bytes, durable: bool = False) -> None:
@@ -71,14 +71,8 @@ def temporary_of(name: str) -> str:
 
 def read_whole(path: str) -> bytes:
     """The content of the file at `path`."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        parts = []
-        while part := os.read(fd, _CHUNK):
-            parts.append(part)
-        return b"".join(parts)
-    finally:
-        os.close(fd)
+    with open(path, "rb", 0) as file:
+        return file.read()
 
 
 def read_sysctl(name: str) -> str:
@@ -202,7 +196,7 @@ def make_private_directory(path: str, has_parent: bool = False) -> None:
     parent = path.rstrip("/").rpartition("/")[0]
     try:
         os.mkdir(path, 0o700)
-        sync_directory(parent or "/")  # otherwise a power loss may remove the directory with all its synced files
+        sync(parent or "/")  # else a power loss may remove the directory with all files that are synced in it
     except FileExistsError:
         if not stat.S_ISDIR(os.stat(path).st_mode):
             raise NotADirectoryError(20, "Not a directory", path) from None
@@ -261,9 +255,9 @@ def open_checked(path: str) -> int:
     return fd
 
 
-def sync_directory(path: str) -> None:
-    """Write the entries of the directory `path` to the disk, by fsync(2)."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def sync(path: str) -> None:
+    """Write the content of a file, or the names in a directory, to the disk, by fsync(2)."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     finally:
