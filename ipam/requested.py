@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from cni.shared.config import MOST_MEMBERS, Fault, asks_for_same_index, attempt
@@ -9,8 +10,6 @@ from cni.shared.spec.request import member
 from ipam.ranges import Range, format_address, is_link_local, parse_address, parse_cidr, unassignable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from ipam.config import IpamConfig, Requested  # it imports this module
 
 

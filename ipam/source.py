@@ -15,7 +15,8 @@ node's policy does not let networks name. So a block that names a store of its o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Any
 
 from cni.shared import policy
 from cni.shared.config import Fault, Key, misspelt
@@ -26,10 +27,6 @@ from cni.shared.spec import codec
 from cni.shared.spec.errors import IoFailure
 from ipam import stores
 from ipam.keys import DATASTORES, ETCD, NESTED, NOT_FROM_FLAT_FILE, ROOTS, SPELLED
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
 
 PATHS = (
     "/etc/kubernetes/cni/net.d/whereabouts.d/whereabouts.conf",

@@ -7,7 +7,7 @@ exit code is 1. After a success the exit code is 0, and stdout has a result only
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from cni import VERSION, load
@@ -20,8 +20,6 @@ from cni.shared.spec.request import Request, parse, version_of
 from cni.shared.spec.result import Result
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from cni.link.plugins.base import LinkPlugin
     from cni.link.verbs import attach, check, detach, gc
 

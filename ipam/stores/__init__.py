@@ -6,6 +6,7 @@ each kind of store.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cni.shared.spec.errors import InvalidConfig, UnsupportedField
@@ -13,8 +14,6 @@ from ipam.leases import Lease, are_texts
 from ipam.stores.base import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ipam.config import IpamConfig
     from ipam.stores.http import ServerAddress
 

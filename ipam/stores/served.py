@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from cni.shared.spec.request import Attachment
-from ipam.leases import Lease, as_text, owner_from_json, want_from_json
+from ipam.leases import Lease, Want, as_text, owner_from_json, want_from_json
 from ipam.stores.base import Store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from ipam.leases import Want
-    from ipam.stores.http import Client
+from ipam.stores.http import Client
 
 
 class ServedStore(Store):

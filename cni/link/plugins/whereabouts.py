@@ -3,6 +3,7 @@ Each function loads only the modules that it needs: a network without addresses 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from cni import load
@@ -10,8 +11,6 @@ from cni.shared.records import STATE, Records
 from cni.shared.spec.errors import CniError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from cni.shared.config import Fault
     from cni.shared.log import Log
     from cni.shared.spec.request import Attachment, Request

@@ -8,6 +8,7 @@ call again, so cni.link.verbs.gc removes the rest later.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from cni.link import plugins
@@ -22,8 +23,6 @@ from cni.shared.spec.errors import CniError, DelegateFailed, Lingers, TryAgainLa
 from cni.shared.spec.request import Attachment, Request, member
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from cni.link.plugins.base import LinkPlugin, MadeLinks
     from cni.shared.kernel.sandbox import Sandbox
     from cni.shared.log import Log

@@ -10,6 +10,7 @@ absence was first seen: kubelet may still call DEL, and the pod's next sandbox s
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cni.link.plugins import whereabouts
@@ -24,8 +25,6 @@ from cni.shared.spec.errors import CniError, report
 from cni.shared.spec.request import Attachment, Request
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from cni.link.plugins.base import LinkPlugin
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cni.link.plugins import uplink
@@ -31,8 +32,6 @@ from cni.shared.spec.errors import InvalidConfig, KernelRefused, Lingers, NotAva
 from cni.shared.spec.request import Attachment, Request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     from cni.link.plugins.base import Named
     from cni.shared.kernel.netns import Namespace
 

@@ -3,6 +3,7 @@ Source: plugins/main/host-device of containernetworking/plugins for keys and res
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cni.link.plugins.common import LinkConfig, keep_log
@@ -15,8 +16,6 @@ from cni.shared.records import Records
 from cni.shared.spec.errors import InvalidConfig, NotAvailable, TryAgainLater
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from cni.link.plugins.base import Named
     from cni.shared.kernel.links import Link, Rtnl
     from cni.shared.log import Log

@@ -9,6 +9,7 @@ Sources: k8snetworkplumbingwg/sriov-cni for keys, defaults and results; its issu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from cni.link.plugins.common import LinkConfig
@@ -22,8 +23,6 @@ from cni.shared.records import Records
 from cni.shared.spec.errors import InvalidConfig, NotAvailable, Unrestored
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from cni.link.plugins.base import Named
     from cni.shared.kernel.links import Link, Rtnl
     from cni.shared.kernel.netns import Namespace
