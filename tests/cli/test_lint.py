@@ -259,7 +259,9 @@ def test_every_key_of_the_ipam_tables_is_checked_by_its_own_reader(key: Key) -> 
 def test_a_key_that_is_added_to_a_table_is_known_to_the_lint(monkeypatch: pytest.MonkeyPatch) -> None:
     document = {**GOOD, "queues": "many"}
     assert told(of(document)) == [("warning", "queues", '"queues"', "remove it")]
-    monkeypatch.setattr(macvlan, "KEYS", (*macvlan.KEYS, Key(integer(1, 8), 1, "queues")))
+    keys = (*macvlan.KEYS, Key(integer(1, 8), 1, "queues"))
+    monkeypatch.setattr(macvlan, "KEYS", keys)
+    monkeypatch.setattr(macvlan.MacvlanConfig, "KEYS", keys)
     assert told(of(document)) == [("error", "queues", '"many"', "write an integer from 1 to 8")]
 
 

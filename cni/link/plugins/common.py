@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Self
 
-from cni.shared.config import boolean, declare, dns_settings, ipam_block
+from cni.shared.config import Fault, Key, boolean, declare, dns_settings, fill, ipam_block, keys_of
 from cni.shared.log import Log
 from cni.shared.records import HeldLock
 from cni.shared.spec.request import Attachment, Request
 
 
 class LinkConfig:
-    """The keys that each link plugin has, and their checked values."""
+    """The keys that each link plugin has, and their checked values. A plugin's class declares more keys; `KEYS` has all."""
+
+    KEYS: Sequence[Key]
 
     dad: bool = declare(boolean, False).means("wait for duplicate address detection of IPv6 addresses")
     ipam: dict[str, Any] = declare(ipam_block, {}).means("the IPAM plugin's configuration; absent or {}: no addresses")
     dns: dict[str, Any] = declare(dns_settings, {}).means("DNS settings for the result; default: the IPAM plugin's")
+
+    def __init_subclass__(cls) -> None:
+        cls.KEYS = keys_of(cls)
+
+    def __init__(self, request: Request, faults: list[Fault]) -> None:
+        fill(self, self.KEYS, request.config, faults)
 
 
 class RecordedPlan:

@@ -11,20 +11,7 @@ from typing import TYPE_CHECKING
 
 from cni.link.plugins.common import Facts, LinkConfig, RecordedPlan, keep_log
 from cni.shared import policy
-from cni.shared.config import (
-    Fault,
-    boolean,
-    declare,
-    fill,
-    hardware_address,
-    integer,
-    keys_of,
-    netdev,
-    one_of,
-    optional,
-    string,
-    take,
-)
+from cni.shared.config import Fault, boolean, declare, hardware_address, integer, netdev, one_of, optional, string, take
 from cni.shared.kernel import addresses, node, sandbox
 from cni.shared.kernel.links import ARPHRD_ETHER, ARPHRD_INFINIBAND, LEAST_MTU, Link, Rtnl
 from cni.shared.kernel.netlink import KernelError
@@ -68,7 +55,7 @@ class MacvlanConfig(LinkConfig):
     ignored_mac = ""
 
 
-KEYS = keys_of(MacvlanConfig)
+KEYS = MacvlanConfig.KEYS
 
 
 class MacvlanPlan(RecordedPlan):
@@ -95,9 +82,8 @@ direct_log = keep_log
 
 
 def read(request: Request, faults: list[Fault]) -> MacvlanConfig:
-    """Return the checked configuration, and append all its faults to `faults`."""
-    config = MacvlanConfig()
-    fill(config, KEYS, request.config, faults)
+    """The checked configuration; all its faults go to `faults`."""
+    config = MacvlanConfig(request, faults)
     if request.command == "ADD" and config.bcqueuelen > MOST_QUEUED:  # an earlier version made longer queues
         faults.append(Fault("bcqueuelen", config.bcqueuelen, f"want {MOST_QUEUED} at most"))
     given = ("CNI_ARGS MAC", request.args.get("MAC")), ("runtimeConfig.mac", request.of_runtime("mac"))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from cni.link.plugins.common import differs
-from cni.link.plugins.macvlan import KEYS, STANDS_FOR_ITS_LOWER, MacvlanConfig, MacvlanPlan, find_master, planned_on
-from cni.shared.config import fill
+from cni.link.plugins.macvlan import STANDS_FOR_ITS_LOWER, MacvlanConfig, MacvlanPlan, find_master, planned_on
 from cni.shared.kernel.links import Link, Rtnl
 from cni.shared.kernel.netlink import KernelError
 from cni.shared.log import Log
@@ -23,8 +22,7 @@ def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> MacvlanPlan | No
     link = inside.link(name=request.attachment.ifname) if inside else None
     if inside is None or link is None:
         return None
-    config = MacvlanConfig()
-    fill(config, KEYS, request.config, [])  # a DEL goes on with a configuration that an ADD would refuse
+    config = MacvlanConfig(request, [])  # a DEL goes on with a configuration that an ADD would refuse
     if request.command == "CHECK":
         return MacvlanPlan(
             {

@@ -10,7 +10,7 @@ from cni.link.plugins.common import LinkConfig, keep_log
 from cni.link.plugins.host_device import devices, moved
 from cni.link.plugins.host_device.devices import MovePlan
 from cni.link.plugins.host_device.moved import USERSPACE_DRIVERS
-from cni.shared.config import Fault, declare, fill, hardware_address, integer, keys_of, netdev, optional, string
+from cni.shared.config import Fault, declare, hardware_address, integer, netdev, optional, string
 from cni.shared.kernel import sysfs
 from cni.shared.records import Records
 from cni.shared.spec.errors import InvalidConfig, NotAvailable, TryAgainLater
@@ -63,7 +63,7 @@ class HostDeviceConfig(LinkConfig):
         return self.value if self.kind == "pci" else ""
 
 
-KEYS = keys_of(HostDeviceConfig)
+KEYS = HostDeviceConfig.KEYS
 
 
 class HostDeviceFacts(moved.MoveFacts):
@@ -73,9 +73,8 @@ class HostDeviceFacts(moved.MoveFacts):
 
 
 def read(request: Request, faults: list[Fault]) -> HostDeviceConfig:
-    """Return the checked configuration, and append all its faults to `faults`."""
-    config = HostDeviceConfig()
-    fill(config, KEYS, request.config, faults)
+    """The checked configuration; all its faults go to `faults`."""
+    config = HostDeviceConfig(request, faults)
     config.device_id = request.of_runtime("deviceID") or ""
     if not isinstance(config.device_id, str):
         faults.append(Fault("runtimeConfig.deviceID", config.device_id, "want a PCI address or auxiliary device name"))

@@ -17,7 +17,7 @@ from cni.link.plugins.host_device import devices, moved
 from cni.link.plugins.sriov import go_cache, vf
 from cni.shared import log as levels
 from cni.shared import policy
-from cni.shared.config import Fault, declare, fill, hardware_address, integer, keys_of, one_of, optional, string, take
+from cni.shared.config import Fault, declare, hardware_address, integer, one_of, optional, string, take
 from cni.shared.kernel import sysfs, vfs
 from cni.shared.records import Records
 from cni.shared.spec.errors import InvalidConfig, NotAvailable, Unrestored
@@ -94,13 +94,12 @@ class SriovConfig(LinkConfig):
         return found
 
 
-KEYS = keys_of(SriovConfig)
+KEYS = SriovConfig.KEYS
 
 
 def read(request: Request, faults: list[Fault]) -> SriovConfig:
-    """Return the checked configuration, and append all its faults to `faults`."""
-    config = SriovConfig()
-    fill(config, KEYS, request.config, faults)
+    """The checked configuration; all its faults go to `faults`."""
+    config = SriovConfig(request, faults)
     take(config, "pci", pci_address, faults, (("runtimeConfig.deviceID", request.of_runtime("deviceID")),))
     given = ("CNI_ARGS MAC", request.args.get("MAC")), ("runtimeConfig.mac", request.of_runtime("mac"))
     take(config, "mac", hardware_address, faults, given)
