@@ -250,11 +250,6 @@ def recorded_cooldown(record: dict[str, Any] | None) -> int:
     return found if isinstance(found, int) and 0 < found <= COOLDOWN else 0
 
 
-def names_nothing(record: dict[str, Any] | None) -> bool:
-    """Whether the record is missing or names no address and no rail; if so, no ADD of railcni claimed an address."""
-    return not (record and (record.get("addresses") or record.get("members")))
-
-
 def recorded_leases(attachment: Attachment, record: dict[str, Any]) -> list[Lease]:
     """The leases in a record. Raises ValueError when a member is not as `recorded_document` writes it."""
     owner = owner_from_json(record, attachment)

@@ -19,7 +19,6 @@ from ipam.leases import (
     PART,
     Lease,
     Owner,
-    names_nothing,
     owner_from_json,
     recorded_cooldown,
     recorded_document,
@@ -78,7 +77,7 @@ def release(
                 if held:
                     store.release(held)
     except CniError as fault:
-        if names_nothing(record) and _is_over(record, store_ref, fault):
+        if _is_over(record, store_ref, fault):
             records.log.warning(f"no address of {attachment} is recorded, so none is released: {fault.msg}")
             records.remove(attachment, PART)
             return
@@ -109,7 +108,9 @@ def leave_store(attachment: Attachment, record: dict[str, Any], records: Records
 
 
 def _is_over(record: dict[str, Any] | None, store_ref: dict[str, Any], fault: CniError) -> bool:
-    """Whether `fault` shows that the release of an attachment without recorded addresses need not be tried again."""
+    """Whether no ADD of railcni has claimed an address, and `fault` shows that the release need not be tried again."""
+    if record and (record.get("addresses") or record.get("members")):
+        return False
     if isinstance(fault, InvalidConfig) and not isinstance(fault, Denied):
         return True  # the store cannot be opened with this configuration, so no ADD could open the store
     return record is None and store_ref.get("kind") in ("addresslease", "etcd")  # Go's plugins do not use these stores
