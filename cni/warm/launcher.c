@@ -389,7 +389,7 @@ static int find_root(const char *path, char *root, char *name)
  * `path`, which has room for LONGEST_PATH bytes, is the file that cannot be used, and errno says why. */
 static void run(char *path, int count, char **given)
 {
-	char root[PATH_MAX], name[NAME_MAX + 1], script[LONGEST_PATH] = "";
+	char root[PATH_MAX], name[NAME_MAX + 1];
 	char *arguments[count + 16];
 	size_t n = 0;
 
@@ -415,7 +415,7 @@ static void run(char *path, int count, char **given)
 			**entry = '!';
 
 #ifdef LOADER
-	char libraries[LONGEST_PATH] = "", shown[LONGEST_PATH] = "", python[LONGEST_PATH] = "";
+	char libraries[LONGEST_PATH] = "", shown[LONGEST_PATH] = "", python[LONGEST_PATH] = "", script[LONGEST_PATH] = "";
 	append(libraries, sizeof libraries, "%s/lib", root);
 	append(shown, sizeof shown, "%s/bin/python3", root);
 	append(python, sizeof python, "%s/libexec/python3", root);
@@ -433,8 +433,7 @@ static void run(char *path, int count, char **given)
 		arguments[n++] = script;
 	}
 #else
-	append(script, sizeof script, "%s/libexec/%s", root, name);
-	snprintf(path, LONGEST_PATH, "%s", script);
+	snprintf(path, LONGEST_PATH, "%s/libexec/%s", root, name);
 	arguments[n++] = path;
 #endif
 	if (reason == NONE_THERE)

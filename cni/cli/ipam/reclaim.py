@@ -156,7 +156,7 @@ class _Found:
     def _lease(self, finding: Finding) -> Lease | None:
         """The lease of the finding; for a reservation without a lease, the lease that the reservation describes."""
         if finding.pool:
-            return self._leases.get(finding.of_address())
+            return self._leases.get((finding.pool, finding.address, finding.container_id, finding.ifname))
         return next((r.lease for r in self._seen.reserved or () if r.name == finding.reservation[0]), None)
 
     def _is_off(self, lease: Lease) -> bool:

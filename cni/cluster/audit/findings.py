@@ -57,10 +57,6 @@ class Finding:
     reservation: tuple[str, str] = ("", "")
     store: str = ""
 
-    def of_address(self) -> tuple[str, str, str, str]:
-        """Return pool, address, container ID and ifname of the finding's lease."""
-        return self.pool, self.address, self.container_id, self.ifname
-
     def key(self) -> tuple[object, ...]:
         """The identity of the finding: equal in two audits if nothing has changed."""
         lease = (self.pool, self.address, self.network, self.container_id, self.ifname, self.sequence)
