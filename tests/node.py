@@ -477,12 +477,13 @@ def _stdin(config: Mapping[str, Any] | bytes) -> bytes:
 
 
 def until(condition: Any, seconds: float = 5.0) -> bool:
-    """Whether `condition()` became true within `seconds`."""
-    deadline = time.monotonic() + seconds
+    """Whether `condition()` became true within `seconds`. It looks ever less often: a look may cost a call."""
+    began = time.monotonic()
     while not condition():
-        if time.monotonic() > deadline:
+        waited = time.monotonic() - began
+        if waited > seconds:
             return False
-        select.select([], [], [], 0.01)
+        select.select([], [], [], min(0.01 + waited / 8, 0.1))
     return True
 
 

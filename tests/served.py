@@ -54,10 +54,11 @@ def choose(items: list[pytest.Item], are_whole: bool) -> list[pytest.Item]:
 
 
 def share_out(items: list[pytest.Item]) -> None:
-    """Let each test that runs over all of the unwell servers run over one of them, unless the long tests run."""
+    """Let each test that runs over all of the unwell servers run over one of them, and not over the same server when it is
+    well, unless the long tests run."""
     cases: dict[str, dict[pytest.Item, str]] = {}
     for item in items:
-        if found := re.search(r"\w+, unwell", item.name.partition("[")[2]):
+        if ", unwell" in item.name and (found := re.search(r"\w+, unwell", item.name.partition("[")[2])):
             cases.setdefault(_test(item), {})[item] = found[0]
     for test, servers in cases.items():
         names = sorted(set(servers.values()))
@@ -65,6 +66,14 @@ def share_out(items: list[pytest.Item]) -> None:
         for item, server in servers.items():
             if server != chosen and len(names) > 2:
                 item.add_marker(pytest.mark.long)
+    shown = {
+        item.nodeid.replace(", unwell", "") if ", unwell" in item.name else item.nodeid.replace("unwell", "well")
+        for item in items
+        if _is_unwell(item) and not any(map(item.get_closest_marker, ("long", "well")))
+    }
+    for item in items:
+        if item.nodeid in shown:
+            item.add_marker(pytest.mark.long)
 
 
 def _is_unwell(item: pytest.Item) -> bool:

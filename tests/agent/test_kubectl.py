@@ -37,7 +37,7 @@ from tests.node import BIN, railcni, until
 from tests.stores.kubernetes_api import Refusal
 
 pytestmark = [
-    pytest.mark.skipif(tools.kubectl_version() < (1, 31), reason="needs kubectl 1.31 or newer: `.ci/helm` gets it"),
+    pytest.mark.skipif("tools.kubectl_version() < (1, 31)", reason="needs kubectl 1.31 or newer: `.ci/helm` gets it"),
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root for namespaces and chroot: run the tests with sudo"),
 ]
 ALONE = ["unshare", "--mount", "--net", "--pid", "--fork", "--mount-proc"]  # an install stops the workers that it sees

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from ipam.stores.ippool import locks
+from tests import tools
 from tests.agent import test_kubectl
 from tests.agent.rig import Rig, owner
 from tests.agent.test_kubectl import RUNNING, Cluster, Document, Server
@@ -23,9 +24,8 @@ from tests.docs.kubelet import NETWORKS, STATUS, creating, status_of
 from tests.each import quick
 from tests.node import BIN, until
 from tests.stores.kubernetes_api import ADDRESSES
-from tests.tools import needs_ip
 
-pytestmark = [*test_kubectl.pytestmark, needs_ip]
+pytestmark = [*test_kubectl.pytestmark, tools.needs_ip]
 # What the image of --image has: an ib_write_bw of which the server has to be there first, and a verbs device.
 PERFTEST = """
 mount -t tmpfs none /dev; mkdir -p /dev/infiniband; mknod /dev/null c 1 3; touch /dev/infiniband/uverbs0

@@ -298,7 +298,7 @@ def test_ours_answers_the_same_in_this_process_and_by_exec(node: Node, pod: Pod,
     for path in ([node.executables], [tmp_path]):
         for ipam in ({"range": "192.168.111.0/24", "datastore": "file"}, {"range": "nonsense"}, {}):
             config = network("macvlan", ipam={"type": "whereabouts", **ipam})
-            for verb in ("ADD", "ADD", "CHECK", "STATUS", "DEL", "DEL", "GC"):
+            for verb in ("ADD", "ADD", "CHECK", "STATUS", "DEL", "DEL", "GC") if len(ipam) > 1 else ("ADD", "DEL"):
                 reply = node.start_cni("macvlan", verb, config, netns=pod, path=path).finish()
                 answers.append((ipam, verb, reply.status, reply.document))
                 if verb == "ADD" and not reply.status:

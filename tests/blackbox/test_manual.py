@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from cni.cli import completion, main
+from tests.each import quick
 from tests.node import ROOT
 from tests.tools import script
 
@@ -66,7 +67,7 @@ def test_every_command_has_a_page_and_man_finds_no_fault_in_one_of_eight(share: 
         assert path.stem.replace("railcni-", "railcni ", 1).split()[0] in done.stdout
 
 
-@pytest.mark.parametrize("shell", manual.SHELLS)
+@pytest.mark.parametrize("shell", quick(manual.SHELLS, "bash"))
 def test_the_command_prints_the_completion_also_of_a_checkout_without_make_manual(share: Path, shell: str) -> None:
     done = subprocess.run([ROOT / "bin/railcni", "completion", shell], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

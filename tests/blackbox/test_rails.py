@@ -8,6 +8,7 @@ import pytest
 
 from tests import fabric
 from tests.blackbox.test_host_device import bus
+from tests.each import quick
 from tests.fabric import Fabric
 from tests.node import GO_PLUGINS, STATE, Node, until
 
@@ -193,7 +194,7 @@ def allocated(node: Node, count: int) -> Fabric:
     return rails
 
 
-@pytest.mark.parametrize("nics", [PCI, "eth_r{}"])
+@pytest.mark.parametrize("nics", quick([PCI, "eth_r{}"], PCI))
 def test_one_network_gives_each_allocated_nic_the_subnet_of_its_rail_and_the_same_index(node: Node, nics: str) -> None:
     rails = allocated(node, 8)
     other, pod = node.pod("other"), node.pod()

@@ -42,6 +42,17 @@ def network(request: pytest.FixtureRequest, node: Node) -> Network:
     return on(node, request.param)
 
 
+each_way = pytest.mark.parametrize(
+    ("network", "versions"),
+    [
+        ("macvlan", "upgrade"),
+        ("host-device", "downgrade"),
+        *(pytest.param(*pair, marks=pytest.mark.long) for pair in (("macvlan", "downgrade"), ("host-device", "upgrade"))),
+    ],
+    indirect=True,
+)
+
+
 def on(node: Node, plugin: str) -> Network:
     if plugin == "macvlan":
         node.master()
@@ -57,6 +68,7 @@ def addresses(pod: Pod) -> list[str]:
     return sorted(t for t in pod.view.link("net1").texts if not t.startswith("fe80"))
 
 
+@each_way
 def test_what_one_has_attached_the_other_checks_and_detaches(network: Network, versions: tuple[Path, Path]) -> None:
     one, other = versions
     pod = network.node.pod()
@@ -68,6 +80,7 @@ def test_what_one_has_attached_the_other_checks_and_detaches(network: Network, v
     assert network.node.leftovers() == []
 
 
+@each_way
 def test_a_pod_that_lives_keeps_its_addresses_and_the_next_gets_others(
     network: Network, versions: tuple[Path, Path]
 ) -> None:
@@ -109,6 +122,7 @@ def lasting_routes(link: Link) -> list[str]:
     return sorted(r.dst for r in link.routes if not r.dst.startswith("fe80:"))  # which the kernel sets a moment later
 
 
+@each_way
 def test_an_add_that_is_repeated_by_the_other_gives_the_same(network: Network, versions: tuple[Path, Path]) -> None:
     one, other = versions
     pod, again = network.node.pod(), network.node.pod("pod1.new")
@@ -151,6 +165,7 @@ def command(network: Network, version: Path, pod: Pod, container: str) -> Comman
     return Command(version / network.plugin, environ, json.dumps(network.config).encode())
 
 
+@each_way
 def test_an_add_that_was_killed_is_gone_on_with_by_the_other(network: Network, versions: tuple[Path, Path]) -> None:
     if why := unavailable():
         pytest.skip(why)

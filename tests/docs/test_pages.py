@@ -47,7 +47,7 @@ BLOCK = re.compile(
 )
 PLACES = {"NAMESPACE/POD": "default/pod-1", "FILE...": "FILE", "FILE....": "FILE"}
 needs_kubectl = pytest.mark.skipif(
-    tools.kubectl_version() < (1, 31), reason="needs kubectl 1.31 or newer: `.ci/helm` puts one into build/tools"
+    "tools.kubectl_version() < (1, 31)", reason="needs kubectl 1.31 or newer: `.ci/helm` puts one into build/tools"
 )
 POD = "K8S_POD_NAMESPACE=default;K8S_POD_NAME=pod-1"
 SERVER_LOG = "cluster.log"

@@ -46,6 +46,8 @@ SAID: dict[str, tuple[bytes, bytes, str]] = {  # once, then for ever, and a word
     "data of a known size": (OK + b"Content-Length: 100000000000\r\n\r\n", MIB, "KiB of data"),
     "a chunk of a known size": (CHUNKED + b"fffffffff\r\n", MIB, "KiB of data"),
 }
+# Each of them meets the bound of another case, later.
+LIKE_OTHERS = ("interim replies of early hints", "chunks", "data until the end", "a chunk of a known size")
 LONG: dict[str, Callable[[], bytes]] = {  # seconds to read what the server says; made by the test alone
     "lists": lambda: raw(b"[" + b"[]," * 20_000_000 + b"[]]"),
     "as many values as are read, in wide letters": lambda: raw(
@@ -120,7 +122,7 @@ def store_of(kind: str, talker: Talker, folder: Path) -> dict[str, object]:
 
 # One client of HTTP reads for both stores, each of which decodes the documents itself; each long document takes seconds.
 CASES = [
-    *(("etcd", case) for case in SAID),
+    *(pytest.param("etcd", case, marks=pytest.mark.long if case in LIKE_OTHERS else ()) for case in SAID),
     ("addresslease", "headers"),
     *(pytest.param(kind, case, marks=pytest.mark.long) for case in LONG for kind in ("etcd", "addresslease")),
 ]

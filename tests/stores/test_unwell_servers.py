@@ -22,7 +22,7 @@ from ipam.stores.apiserver.resources import POOLS, RESERVATIONS, RIGHTS
 from ipam.stores.base import Claimed, Unreachable
 from ipam.stores.etcd import EtcdStore, txn
 from ipam.stores.ippool import locks
-from tests.each import pairwise
+from tests.each import pairwise, quick
 from tests.stores import kubernetes_proxy
 from tests.stores.kinds import owner
 from tests.stores.kubernetes_api import DROP_LATE, SPECS, Refusal
@@ -371,7 +371,7 @@ def storm(place: Place, held: Path, worker: int) -> None:
         place.delete(container, container)
 
 
-@pytest.mark.parametrize("place", ["file", *ILL_STORES], indirect=True)
+@pytest.mark.parametrize("place", quick(["file", *ILL_STORES], "etcd", "kubernetes"), indirect=True)
 def test_a_storm_over_an_ill_server_gives_no_address_twice_and_leaves_nothing(place: Place, tmp_path: Path) -> None:
     """With fewer addresses than workers, so that each ADD meets others. An API server's watch cache still has all held."""
     place.block |= STORM

@@ -31,7 +31,6 @@ def test_lacks_in_a_case(kind): served.note()
 def test_all(kind): pass
 """
 OUTCOMES = """
-test_both[well] PASSED
 test_both[unwell] PASSED
 test_marked[well] PASSED
 test_marked_alone PASSED
