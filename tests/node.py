@@ -169,9 +169,12 @@ class Pod:
 class Node:
     """`with Node() as node`: see the module. `host` is the view of the node's own namespace."""
 
-    def __init__(self, executables: Path = BIN, is_warm: bool = IS_WARM, is_forked: bool = False) -> None:
+    def __init__(
+        self, executables: Path = BIN, is_warm: bool = IS_WARM, is_forked: bool = False, workers: int = 0
+    ) -> None:
         self.executables = executables
         self.is_warm = is_warm
+        self._workers = workers  # that the policy allows; 0: as by default
         self.is_forked = is_forked and executables == ROOT / "bin" and not (is_warm or CHROOT or IS_COLD)
         self.caller: Mapping[str, str] = {}  # the variables of what calls plugins, beside those of the specification
         self.pods: dict[str, Pod] = {}
@@ -184,6 +187,8 @@ class Node:
         self._found()
         if self.is_warm:
             try:
+                if self._workers:
+                    self.allow(warm={"workers": self._workers})
                 warm.begin(self)
             except BaseException:
                 self.__exit__()

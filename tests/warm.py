@@ -69,13 +69,15 @@ def cold(node: Node) -> str:
     return file.read_text() if file.exists() else ""
 
 
-def processes(own: int, beginning: bool = False) -> list[int]:
-    """The supervisors and workers that are in the mount namespace with the inode `own`, by their name; with `beginning`
+def processes(own: int, beginning: bool = False, kind: str = "mnt") -> list[int]:
+    """The supervisors and workers that are in the namespace of a kind with the inode `own`, by their name; with `beginning`
     also what is about to become one, by the identity among its arguments."""
     seen = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
-            if os.stat(f"/proc/{name}/ns/mnt").st_ino != own:  # first: most are elsewhere, and tests look all the time
+            if (
+                os.stat(f"/proc/{name}/ns/{kind}").st_ino != own
+            ):  # first: most are elsewhere, and tests look all the time
                 continue
             with open(f"/proc/{name}/comm") as comm, open(f"/proc/{name}/cmdline") as line:
                 words = line.read().split("\0")
@@ -154,13 +156,13 @@ def end(node: Node) -> None:
     end_in(node.mounts)
 
 
-def end_in(namespace: int) -> None:
-    """End what is in the mount namespace with this inode, however it is."""
+def end_in(namespace: int, kind: str = "mnt") -> None:
+    """End what is in the namespace of this kind with this inode, however it is."""
     for signal_number in (signal.SIGTERM, signal.SIGCONT):
-        for process in processes(namespace, True):
+        for process in processes(namespace, True, kind):
             _send(process, signal_number)
     deadline = time.monotonic() + 5
-    while (left := processes(namespace, True)) and time.monotonic() < deadline:
+    while (left := processes(namespace, True, kind)) and time.monotonic() < deadline:
         select.select([], [], [], 0.01)
     for process in left:
         _send(process, signal.SIGKILL)

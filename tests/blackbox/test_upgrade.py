@@ -47,7 +47,10 @@ each_way = pytest.mark.parametrize(
     [
         ("macvlan", "upgrade"),
         ("host-device", "downgrade"),
-        *(pytest.param(*pair, marks=pytest.mark.long) for pair in (("macvlan", "downgrade"), ("host-device", "upgrade"))),
+        *(
+            pytest.param(*pair, marks=pytest.mark.long)
+            for pair in (("macvlan", "downgrade"), ("host-device", "upgrade"))
+        ),
     ],
     indirect=True,
 )

@@ -59,13 +59,20 @@ def until(condition: Callable[[], object]) -> bool:
     return nodes.until(condition, 100)
 
 
+def workers(number: int) -> pytest.MarkDecorator:
+    """The node begins with so many workers, which never grow more."""
+    return pytest.mark.parametrize("node", [number], indirect=True, ids=[f"{number} workers"])
+
+
 @pytest.fixture
-def node(executables: Path) -> Iterator[Node]:
-    """A node with workers."""
+def node(request: pytest.FixtureRequest, executables: Path) -> Iterator[Node]:
+    """A node with workers, as many as `workers` says."""
     why = unusable()
     if why:
         pytest.skip(why)
-    with Node(executables, is_warm=True) as fresh:
+    number = getattr(request, "param", 0)
+    with Node(executables, is_warm=True, workers=number) as fresh:
+        assert until(lambda: not number or are_ready(fresh, number))
         fresh.caller = callers.CONTAINERD.environ
         fresh.master()
         yield fresh
@@ -199,9 +206,9 @@ def test_a_stdin_that_does_not_block_is_read_to_its_end(node: Node, pod: Pod) ->
     assert warm.served(node) == before + 1
 
 
+@workers(1)
 def test_a_log_line_says_how_its_call_was_served_and_no_other_call_shows_it(node: Node, pod: Pod) -> None:
     """Even when it could not be written where it belongs."""
-    have_workers(node, 1)
     config = network()
     config["ipam"]["log_level"] = "debug"
 
@@ -230,8 +237,8 @@ def test_what_one_call_has_learnt_no_other_knows(node: Node, pod: Pod) -> None:
 
 
 @pytest.mark.parametrize("config", [network(master="no-such"), {"cniVersion": "1.1.0"}], ids=["in the end", "at once"])
+@workers(1)
 def test_a_worker_ends_after_an_error_and_another_takes_its_place(node: Node, pod: Pod, config: dict[str, Any]) -> None:
-    have_workers(node, 1)
     (worker,) = workers_of(node)
     node.cni("macvlan", "ADD", config, netns=pod).refused(7)
     assert until(lambda: worker not in warm.of_node(node))
@@ -241,26 +248,26 @@ def test_a_worker_ends_after_an_error_and_another_takes_its_place(node: Node, po
 
 
 @pytest.mark.long
+@workers(2)
 def test_a_worker_serves_a_number_of_calls(node: Node) -> None:
-    have_workers(node, 2)
     former = set(workers_of(node))
     for _ in range(600):
         node.cni("whereabouts", "STATUS", warm.NOTHING)
     assert until(lambda: not former & set(workers_of(node)))
 
 
+@workers(1)
 def test_a_worker_that_a_call_has_made_large_ends(node: Node) -> None:
-    have_workers(node, 1)
     (worker,) = workers_of(node)
     large = warm.NOTHING | {"unread": "\U0001f600" + 7_900_000 * "x"}  # four bytes for each character in Python
     node.cni("whereabouts", "STATUS", json.dumps(large, ensure_ascii=False).encode()).succeeded()
     assert until(lambda: worker not in warm.of_node(node))  # without a question to it, each of which is a call
 
 
+@workers(2)
 def test_a_worker_goes_on_after_each_verb_of_each_plugin(node: Node, pod: Pod) -> None:
     """Nothing of a call stays open in its process: no lock, no socket."""
     device(node)
-    have_workers(node, 2)
     before = workers_of(node)
     keys = {"macvlan": {}, "host-device": {"device": "ens9"}, "sriov": {"deviceID": PCI}, "whereabouts": {}}
     for number, plugin in enumerate([*keys, *keys, *keys]):
@@ -313,9 +320,7 @@ BETWEEN = {  # two calls of one worker, which has the lease file open: what a sh
 )
 def test_what_becomes_of_the_lease_file_between_two_calls_is_met_as_by_cold_calls(executables: Path, does: str) -> None:
     def outcome(is_warm: bool) -> Any:
-        with Node(executables, is_warm) as node:
-            if is_warm:
-                have_workers(node, 1)
+        with Node(executables, is_warm, workers=1) as node:
 
             def answer(verb: str, container: str) -> Any:
                 call = {"netns": "/run/netns/none", "container_id": container}
@@ -401,8 +406,8 @@ def test_each_call_of_a_burst_on_a_slow_server_is_served_warm_or_cold(node: Node
         store.close()
 
 
+@workers(1)
 def test_workers_that_wait_for_anothers_plugin_hold_up_no_other_call(node: Node, pod: Pod) -> None:
-    have_workers(node, 1)
     with in_the_middle(node, pod) as (call, _):
         cycle(node, node.pod("pod2"), "c2")
         node.path("/run/others/waits").unlink()
@@ -467,6 +472,7 @@ def test_the_calls_of_each_caller_are_served_warm_from_the_second_on(
         print(f"\n{served} of {calls} calls warm: {caller.source}")
     assert (served, len(warm.cold(node)) - cold) == (calls - caller.is_in_pod, caller.is_in_pod)
     assert node.leftovers(settle=2) == []
+    end_elsewhere(node)
 
 
 # --- whom a worker does not serve ---
@@ -578,6 +584,7 @@ def test_a_caller_in_other_namespaces_or_with_another_root_is_served_by_none_of_
         done = called_through(node, *words)
         assert done.returncode == 0 or b"permission" in done.stderr.lower() + done.stdout.lower(), done
     assert warm.served(node) == before
+    end_elsewhere(node)
 
 
 COLD_CALLS = {  # a caller's variables, what it goes through, and the letter that its cold calls have
@@ -697,6 +704,11 @@ def in_the_middle(node: Node, pod: Pod, plugin: str = "macvlan", **keys: Any) ->
         node.path("/run/others/waits").unlink(missing_ok=True)
 
 
+def end_elsewhere(node: Node) -> None:
+    """End the workers in other mount namespaces too, in which they would keep the node for as long as they wait for calls."""
+    warm.end_in(os.stat(node.host.path).st_ino, "net")
+
+
 def give(call: Any) -> None:
     """Give a call that was started all of its stdin."""
     call.process.stdin.write(call._stdin)
@@ -757,9 +769,9 @@ def test_workers_that_are_stopped_delay_a_call_by_a_second(node: Node, pod: Pod)
     assert warm.served(node) == before + 3
 
 
+@workers(2)
 def test_a_supervisor_that_was_stopped_makes_up_for_the_workers_that_ended_meanwhile(node: Node, pod: Pod) -> None:
     """Its workers end one by one: each of them after an error."""
-    have_workers(node, 2)
     supervisor = state_of(node).supervisor
     os.kill(supervisor, signal.SIGSTOP)
     for number in range(2):
@@ -811,8 +823,8 @@ def test_a_full_file_system_gets_the_answer_of_a_cold_call(
 
 @pytest.mark.parametrize("error", [pytest.param("ENOMEM", marks=pytest.mark.long), "EAGAIN"])
 @pytest.mark.skipif(not shutil.which("strace"), reason="needs strace: apt-get install strace")
+@workers(2)
 def test_a_supervisor_that_can_make_no_worker_tries_again(node: Node, pod: Pod, error: str) -> None:
-    have_workers(node, 2)
     supervisor = state_of(node).supervisor
     fork = [f"inject={name}:error={error}" for name in ("clone", "fork", "vfork", "clone3")]
     with traced(node, "-e", fork[0], "-e", fork[-1], process=supervisor):
@@ -1413,9 +1425,8 @@ def traced(node: Node, *options: str, process: int = 0) -> Iterator[list[str]]:
 
 @pytest.mark.skipif(not shutil.which("strace"), reason="needs strace: apt-get install strace")
 @pytest.mark.parametrize("verb", quick(["ADD", "DEL"], "ADD"))
+@workers(1)
 def test_a_worker_that_is_killed_at_a_system_call_is_made_up_for(node: Node, pod: Pod, verb: str) -> None:
-    have_workers(node, 1)
-
     def call(each: str) -> Reply:
         return node.cni("macvlan", each, network(), netns=pod)
 
