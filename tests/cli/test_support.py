@@ -22,6 +22,7 @@ from cni.cli.support import Part, cleaned
 from cni.cli.terminal import output
 from cni.shared.records import Records
 from cni.shared.spec.request import Attachment
+from tests.each import quick
 from tests.node import COMMAND, Node, unusable
 
 KEY = base64.b64encode(bytes(range(200))).decode()
@@ -290,9 +291,7 @@ INSTEAD = {
 
 
 @pytest.mark.skipif(bool(unusable()), reason=unusable())
-@pytest.mark.parametrize(
-    "what", ["/dev/null", "bytes", *(pytest.param(w, marks=pytest.mark.long) for w in ("an empty file", "words"))]
-)
+@pytest.mark.parametrize("what", quick(["/dev/null", "bytes", "an empty file", "words"], "bytes"))
 def test_no_file_of_the_host_makes_a_part_fail_by_a_fault_of_ours(what: str) -> None:
     """An index names each missing part with a reason that an administrator can act on."""
     lay = f"""{INSTEAD[what]}; mkdir /run/empty

@@ -15,6 +15,7 @@ from tests.device_plugin.kubelet import Other
 from tests.dra.kubelet import Refused, edits, result
 from tests.dra.scene import DraScene
 from tests.dra.test_slices import SHARED, VF, VFS, share
+from tests.each import quick
 from tests.node import ROOT
 
 SECOND = "rdma-a-0000-31-00-0"
@@ -254,7 +255,7 @@ def test_slices_that_a_restarted_kubelet_deletes_late_are_there_again(scene: Dra
     assert scene.until(lambda: SHARED in scene.published())
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", quick([signal.SIGTERM, signal.SIGKILL], signal.SIGKILL))
 def test_a_restarted_driver_answers_as_before_and_writes_no_slice(scene: DraScene, number: int) -> None:
     held = claim(scene, result(SHARED), result(VF))
     first = scene.dra.prepare(held)
@@ -385,7 +386,7 @@ def test_an_api_server_without_shares_is_told_by_log_and_readyz_and_a_claim_is_p
     assert scene.until(lambda: told not in scene.page("readyz")[1])
 
 
-@pytest.mark.parametrize("place", ["plugins_registry", "plugins"])
+@pytest.mark.parametrize("place", quick(["plugins_registry", "plugins"], "plugins"))
 def test_a_folder_of_kubelet_that_is_read_only_is_told_with_the_remedy(place: str) -> None:
     with DraScene() as scene:
         scene.machine.nic(0)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests import etcd
+from tests.each import quick
 from tests.faults.backing import POOLS, RESERVATIONS, EtcdBacking, KubernetesBacking
 from tests.faults.backing import unavailable as unavailable_store
 from tests.faults.inject import unavailable
@@ -161,7 +162,7 @@ SERVED: dict[str, dict[str, Callable[[Any], object]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("store", SERVED)
+@pytest.mark.parametrize("store", quick(SERVED, "etcd"))
 def test_what_a_server_holds_is_a_part_of_the_state(executables: Path, tmp_path: Path, store: str) -> None:
     if unavailable_store(store):
         pytest.skip(unavailable_store(store))

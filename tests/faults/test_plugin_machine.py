@@ -15,7 +15,7 @@ FORGETFUL = Edit("ipam/rules.py", r"for lease in \(\*own, \*former\)", "for leas
 
 
 def test_the_plugins_do_what_dictionaries_would(executables: Path, tmp_path: Path) -> None:
-    assert run(tree.copy(tmp_path), examples=1, steps=25) > 16
+    assert run(tree.copy(tmp_path), examples=1, steps=16) > 9
 
 
 @pytest.mark.long

@@ -69,6 +69,7 @@ def test_a_soak_judges_each_stretch_and_ends_with_nothing_left(executables: Path
     assert any(sample.leases and sample.links and sample.records for sample in soak.samples)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(bool(unusable()), reason=unusable())
 def test_what_explains_a_fault_is_kept(executables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Churn(tree.copy(tmp_path, ANSWERED_BEFORE_GONE), seed=4, workers=2, pods=4) as churn:

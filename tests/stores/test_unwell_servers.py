@@ -153,8 +153,15 @@ def ill(place: Place, choose: Callable[[str], str]) -> Iterator[Unwell]:
         place.proxy.target = well
 
 
-@pytest.mark.parametrize("illness", ILL)
-@pytest.mark.parametrize("place", ILL_STORES, indirect=True)
+@pytest.mark.parametrize(
+    ("place", "illness"),
+    [  # each illness with one store or two
+        pytest.param(store, illness, marks=pytest.mark.long if (m + n) % 2 else ())
+        for m, store in enumerate(ILL_STORES)
+        for n, illness in enumerate(ILL)
+    ],
+    indirect=["place"],
+)
 def test_an_add_outlasts_a_server_that_is_ill(place: Place, illness: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "time", Hurry)
     assert place.add("c1", "a") == "10.0.0.1"
