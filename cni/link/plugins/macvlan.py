@@ -82,7 +82,7 @@ direct_log = keep_log
 
 
 def read(request: Request, faults: list[Fault]) -> MacvlanConfig:
-    """The checked configuration; all its faults go to `faults`."""
+    """Return the checked configuration, and append all its faults to `faults`."""
     config = MacvlanConfig(request, faults)
     if request.command == "ADD" and config.bcqueuelen > MOST_QUEUED:  # an earlier version made longer queues
         faults.append(Fault("bcqueuelen", config.bcqueuelen, f"want {MOST_QUEUED} at most"))

@@ -73,7 +73,7 @@ class HostDeviceFacts(moved.MoveFacts):
 
 
 def read(request: Request, faults: list[Fault]) -> HostDeviceConfig:
-    """The checked configuration; all its faults go to `faults`."""
+    """Return the checked configuration, and append all its faults to `faults`."""
     config = HostDeviceConfig(request, faults)
     config.device_id = request.of_runtime("deviceID") or ""
     if not isinstance(config.device_id, str):

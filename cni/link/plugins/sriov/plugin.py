@@ -98,7 +98,7 @@ KEYS = SriovConfig.KEYS
 
 
 def read(request: Request, faults: list[Fault]) -> SriovConfig:
-    """The checked configuration; all its faults go to `faults`."""
+    """Return the checked configuration, and append all its faults to `faults`."""
     config = SriovConfig(request, faults)
     take(config, "pci", pci_address, faults, (("runtimeConfig.deviceID", request.of_runtime("deviceID")),))
     given = ("CNI_ARGS MAC", request.args.get("MAC")), ("runtimeConfig.mac", request.of_runtime("mac"))
