@@ -44,6 +44,7 @@ def _run(options: argparse.Namespace) -> None:
         path = f"{share}/{SHELLS[options.shell]}"
         try:
             with open(path, encoding="utf-8") as file:
-                sys.stdout.write(file.read())
+                script = file.read()
         except OSError as fault:
             raise IoFailure(f"{path}: {fault.strerror}: unpack the bundle again") from None
+    sys.stdout.write(script)

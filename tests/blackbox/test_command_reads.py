@@ -208,7 +208,7 @@ def test_output_that_nobody_reads_any_more_is_no_failure(words: tuple[str, ...])
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-@pytest.mark.parametrize("words", quick(WRITTEN, (*RENDER, "json")))
+@pytest.mark.parametrize("words", quick([*WRITTEN, ("completion", "bash")], (*RENDER, "json"), ("completion", "bash")))
 def test_output_that_its_disk_has_no_room_for_is_one_line_on_stderr(words: tuple[str, ...]) -> None:
     with open("/dev/full", "wb") as full:
         argv = [*COMMAND, *words]
