@@ -72,8 +72,8 @@ class Files:
         """Raise ValueError unless `storeHosts` of the node's policy lets a network name `host`."""
         allowed = policy.current()
         if not any(policy.matches(one.lower(), host.lower()) for one in allowed.storeHosts):
-            listed = ", ".join(allowed.storeHosts) or "none"
-            raise ValueError(f"is not in storeHosts ({listed[:60]}): want one that is, or change {allowed.path}")
+            listed = policy.shortened(allowed.storeHosts)
+            raise ValueError(f"is not in storeHosts ({listed}): want one that is, or change {allowed.path}")
 
     def host_name(self) -> str:
         return node.host_name()

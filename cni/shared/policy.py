@@ -29,6 +29,7 @@ _USUAL_PATH = PATHS[1]
 DATA_ROOTS = ("/var/lib/cni/railcni/stores",)
 CONFIG_ROOTS = tuple(path.rpartition("/")[0] for path in PATHS)
 _MOST_BYTES = 1 << 20
+_MOST_SHOWN = 80  # characters of a list in a message
 
 
 def root(value: Any) -> str:
@@ -123,8 +124,7 @@ class Policy:
         except OSError as fault:
             raise ValueError(f"cannot be followed: {fault.strerror}") from None
         leads = "is" if resolved == value else f"leads to {resolved[:60]},"
-        named = ", ".join(roots)[:60]  # short, because runtimes cut off the end of a message
-        raise ValueError(f"{leads} not in {key} ({named}): want a path there, or change {self.path}")
+        raise ValueError(f"{leads} not in {key} ({shortened(roots)}): want a path there, or change {self.path}")
 
     def allows(self, key: str, names: Sequence[str]) -> bool:
         """Whether one of `names` matches a pattern in the list `key`."""
@@ -141,9 +141,20 @@ class Policy:
 
     def refusal(self, key: str, what: str) -> InvalidConfig:
         """The error for a device, described by `what`, that the list `key` does not allow."""
-        allowed = ", ".join(one or '""' for one in getattr(self, key)) or "none"
-        text = f"{what} is not in {key} ({allowed[:60]}): want one that is, or change {self.path}"
-        return InvalidConfig(text, f"{key}: {allowed}")
+        allowed = [one or '""' for one in getattr(self, key)]
+        text = f"{what} is not in {key} ({shortened(allowed)}): want one that is, or change {self.path}"
+        return InvalidConfig(text, f"{key}: {', '.join(allowed) or 'none'}")
+
+
+def shortened(names: Sequence[str]) -> str:
+    """The first of `names`, at least one, then "…" if there are more; "none" if there are none. The text is short,
+    because runtimes cut off the end of a message."""
+    shown = names[0][:_MOST_SHOWN] if names else "none"
+    for name in names[1:]:
+        if len(shown) + len(name) > _MOST_SHOWN:
+            return f"{shown}, …"
+        shown += f", {name}"
+    return shown
 
 
 KEYS = keys_of(Policy)

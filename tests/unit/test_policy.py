@@ -90,8 +90,18 @@ def test_a_path_outside_of_its_roots_is_refused_with_the_roots_and_the_remedy(ke
     with pytest.raises(ValueError, match=" not in ") as refused:
         Policy({}).confine(key, path)
     roots = next(k.default for k in policy.KEYS if k.name == key)
-    assert ", ".join(roots)[:60] in str(refused.value)
+    assert f"not in {key} ({policy.shortened(roots)}): want a path there" in str(refused.value)
     assert "or change /etc/cni/net.d/whereabouts.d/railcni.json" in str(refused.value)
+
+
+@pytest.mark.parametrize(("names", "shown"), [
+    ([], "none"),
+    (["a", "b"], "a, b"),
+    (policy.CONFIG_ROOTS, "/etc/kubernetes/cni/net.d/whereabouts.d, /etc/cni/net.d/whereabouts.d, …"),
+    (["/x" * 60, "b"], f"{'/x' * 40}, …"),
+])  # fmt: skip
+def test_a_long_list_in_a_message_ends_with_a_whole_name(names: list[str], shown: str) -> None:
+    assert policy.shortened(names) == shown
 
 
 def test_a_link_out_of_a_root_is_refused_and_one_within_is_followed(tmp_path: Path) -> None:
