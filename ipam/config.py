@@ -188,8 +188,8 @@ def _choose_store(request: Request, config: IpamConfig, source: Source, faults: 
     if source.names("etcd_host") and not (source.names("datastore") or source.names("kubernetes.kubeconfig")):
         config.datastore = "etcd"  # the network's choice has precedence over a kubeconfig in the flat file
     chosen, where = config.datastore, source.where("datastore")
-    missing = missing_key(config)
-    if missing:
+    missing, wrong = missing_key(config), {fault.key for fault in faults}
+    if missing and source.where(missing) not in wrong:
         faults.append(Fault(where, chosen, f"want {missing} beside it, here or in the flat file"))
     if chosen == "addresslease" and config.node_slice_size:
         wanted = (
@@ -220,16 +220,18 @@ def _choose_store(request: Request, config: IpamConfig, source: Source, faults: 
         return
     pod = request.args.get("K8S_POD_NAME", "")
     looked = f"{source.path} names none" if source.path else f"there is no flat file at {', '.join(source.searched)}"
-    fault = Fault(
+    unnamed = Fault(
         where,
         None,
         "no store is named, and none is assumed for a pod: see `railcni doctor`",
         f'want "file" for addresses of this node alone, or kubernetes.kubeconfig or etcd_host; {looked}',
     )
     if not pod:
-        config.unnamed = fault
+        config.unnamed = unnamed
     elif request.command in ("ADD", "CHECK"):
-        faults.append(fault)
+        naming = {source.where(name) for name in ("datastore", "kubernetes.kubeconfig", "etcd_host")}
+        if not wrong & {*naming, source.whole}:  # else a store is named, but wrongly
+            faults.append(unnamed)
 
 
 # --- for the verbs of a network and of a group of rails ---

@@ -186,6 +186,11 @@ class Source:
                 except ValueError as fault:
                     self.borrowed.append(Fault("ipam.etcd_host", text, f'host "{host[:60]}" {fault}'))
 
+    @property
+    def whole(self) -> str:
+        """The key of a fault of the flat file as a whole."""
+        return _whole(self.path)
+
     def is_of_node(self, name: str) -> bool:
         """Whether the value of `name` is from the node's own flat file, not from a flat file that the block chose."""
         return name in self._from_file and not self._is_chosen
@@ -291,10 +296,14 @@ class _FileFault(Fault):
     """A fault of the flat file as a whole. The text has the path but not the content, which may belong to anyone."""
 
     def __init__(self, path: str, reason: str) -> None:
-        super().__init__(f"the flat file {path}", None, reason)
+        super().__init__(_whole(path), None, reason)
 
     def __str__(self) -> str:
         return f"{self.key} {self.wanted}"
+
+
+def _whole(path: str) -> str:
+    return f"the flat file {path}"
 
 
 def _object(data: bytes) -> dict[str, Any]:

@@ -681,6 +681,18 @@ def test_a_configuration_that_no_pod_of_kubernetes_can_use_says_why(
     assert told in (f"{unnamed} {unnamed.details}" if unnamed else "") and bool(told) == bool(unnamed)
 
 
+@pytest.mark.parametrize(("block", "files"), [
+    ({"datastore": "kubernets"}, {}),
+    ({"etcd_host": 7}, {}),
+    ({}, {INSTALLED: {"datastore": "fil"}}),
+    ({}, {INSTALLED: {"kubernetes": {"kubeconfig": 7}}}),
+    ({}, {INSTALLED: b"{"}),
+])  # fmt: skip
+def test_a_store_that_is_named_wrongly_is_one_fault(block: dict[str, Any], files: dict[str, Any]) -> None:
+    said = refusal({**RANGE, **block}, files=files, args="K8S_POD_NAME=p")
+    assert "faults in the network configuration" not in said and "no store is named" not in said
+
+
 def test_a_del_is_not_refused_for_want_of_a_store() -> None:
     assert config_of(RANGE, args="K8S_POD_NAME=p", command="DEL").datastore == "file"
 
