@@ -189,6 +189,13 @@ def _whereabouts(
         name = note.split(" ", 1)[0]
         if name.startswith("ipam."):
             scope.warn((*keys[:-1], *keys_of(name)), note.partition(" ")[2], "correct it, or remove it", at_key=True)
+        elif source.PATHS[0] in note:
+            scope.warn(keys, flat.shown(note), "correct it there")
+    if config.unnamed and not faults:
+        message = f"no store is named, here or in {flat.path}: a pod of Kubernetes gets no address"
+        scope.warn(
+            keys, message, "name a store there, unless the agent does; conf/whereabouts.d has one for each store"
+        )
     if not faults:
         for host in flat.hosts:
             message = f'nodes refuse the store at "{host}" unless their policy has that host in `storeHosts`'

@@ -640,6 +640,18 @@ def test_the_flat_file_of_a_node_is_taken_into_account(tmp_path: Path) -> None:
     assert (finding.key, "etcd_host" in finding.message) == ("ipam.datastore", True)
 
 
+def test_a_flat_file_that_names_no_store_and_its_misspelt_keys_are_warnings(tmp_path: Path) -> None:
+    (tmp_path / "a.conf").write_text(json.dumps(GOOD))
+    flat = tmp_path / "flat.conf"
+    flat.write_text(json.dumps({"etcd_hos": "http://127.0.0.1:2379"}))
+    found = lint([str(tmp_path / "a.conf")], str(flat))
+    assert {(f.key, f.severity) for f in found} == {("ipam", "warning")}
+    assert f'there is no key {flat}: etcd_hos, and it is ignored: write "etcd_host"' in [f.message for f in found]
+    assert f"no store is named, here or in {flat}: a pod of Kubernetes gets no address" in [f.message for f in found]
+    flat.write_text(json.dumps({"datastore": "file"}))
+    assert lint([str(tmp_path / "a.conf")], str(flat)) == []
+
+
 @pytest.mark.parametrize(("block", "key"), [
     ({"kubernetes": {"kubeconfig": "/etc/kubernetes/admin.conf"}}, "ipam.kubernetes.kubeconfig"),
     ({"configuration_path": "/etc/cni/net.d/10-calico.conf"}, "ipam.configuration_path"),
