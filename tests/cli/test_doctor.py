@@ -22,10 +22,11 @@ from cni.cli.doctor.kernel import LinkParameters
 from cni.cli.doctor.kernel import check_parameters as namespaces_check
 from cni.cli.doctor.kernel import read_parameters as namespaces_read
 from cni.cli.doctor.pcie import PcieFunction, PcieLink
-from cni.node.inventory import topology
+from cni.node.inventory import sandboxes, topology
 from cni.node.inventory.devices import Gid, Port
 from cni.node.inventory.sandboxes import NamespaceView, SandboxInterface
 from cni.shared.records import Records
+from cni.shared.spec.errors import InvalidNamespace
 from cni.shared.spec.request import Attachment
 from ipam import source
 from ipam.stores.apiserver.resources import BINDINGS
@@ -669,6 +670,23 @@ def test_the_store_of_a_flat_file_is_asked_a_slow_one_is_advice_and_one_that_is_
     assert found.level == FAULT and "etcd at http://127.0.0.1:1" in found.subject
 
 
+def test_a_flat_file_that_names_no_store_is_told_with_its_misspelt_keys(tmp_path: Path) -> None:
+    flat = tmp_path / "whereabouts.conf"
+    flat.write_text(json.dumps({"etcd_hos": "http://127.0.0.1:2379", "dataDir": str(tmp_path)}))
+    misspelt, unnamed, store = setup.check_store(str(flat))
+    assert (misspelt.level, store.level) == (ADVICE, OK)
+    assert 'etcd_hos, and it is ignored: write "etcd_host"' in misspelt.found
+    assert unnamed.level == NOTE and f"{flat} names none: the agent writes it, or copy one of" in unnamed.found
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"datastore": "fil"}', '{"datastore": "etcd"}'])
+def test_the_remedy_for_a_wrong_flat_file_is_to_correct_it(tmp_path: Path, text: str) -> None:
+    flat = tmp_path / "whereabouts.conf"
+    flat.write_text(text)
+    found = only(setup.check_store(str(flat)))
+    assert found.level == FAULT and found.remedy == "correct the file: each ADD fails meanwhile"
+
+
 class Bindings(http_server.Handler):
     """An API server with these bindings of admission policies; `status` is the reply to all, if it is not 0."""
 
@@ -792,6 +810,17 @@ def test_what_root_alone_may_read_is_unknown_to_another_user_with_the_remedy_and
     assert {f.remedy for f in found if f.level == UNKNOWN} == {"run it as root"}
     assert FAULT not in levels(found) and report.DoctorReport(facts, found).is_healthy
     assert [s.netns for s in facts.sandboxes[:1]] == [""] and "lo" in [i.name for i in facts.sandboxes[0].interfaces]
+
+
+def test_a_namespace_that_another_user_may_not_enter_is_told_with_the_remedy(
+    namespaces: Callable[[], View], another_user: AnotherUser
+) -> None:
+    path = namespaces().path
+    with (
+        another_user,
+        pytest.raises(InvalidNamespace, match="cannot be entered: Operation not permitted; run it as root"),
+    ):
+        sandboxes.find(path, [NamespaceView("", "", ())])
 
 
 def test_the_command_has_exit_code_0_where_nothing_is_wrong_but_what_its_user_may_not_read(

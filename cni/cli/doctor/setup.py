@@ -26,7 +26,7 @@ from cni.node.inventory import attachments as recorded
 from cni.node.inventory.topology import text
 from cni.shared import policy
 from cni.shared.kernel.files import names_in
-from cni.shared.spec.errors import CniError
+from cni.shared.spec.errors import CniError, InvalidConfig
 from ipam import source
 from ipam.stores import IN_CLUSTER
 from ipam.stores.apiserver import Api
@@ -45,6 +45,8 @@ _LIFT = "LimitMEMLOCK=infinity in the container runtime's systemd unit (of CRI-O
 _IPC_LOCK = 14  # include/uapi/linux/capability.h
 _ALL_USERS = 4294967295  # in uid_map of the host's user namespace
 _NAMES = ("addressleases", "abandoned", "tokens", "names", "lost-nodes", "events")
+_UNREAD = "store: the flat file's"
+_NAMING = "the agent writes it, or copy one of conf/whereabouts.d; a network's own ipam block may name one"
 POLICIES = {  # file below conf/kubernetes -> the bindings of admission policies that it has
     "admission.yaml": [f"railcni-{name}" for name in _NAMES],
     "dra/rbac.yaml": ["railcni-dra", "railcni-dra-claims"],
@@ -160,13 +162,16 @@ def _store_of(config: str) -> stores.Choice | None:
 
 def check_store(config: str = "") -> Iterator[Observation]:
     """Check that the lease store in the flat file at the path `config` answers; "" means the installed flat file."""
-    subject, begun = "store: the flat file's", time.monotonic()
+    subject, begun = _UNREAD, time.monotonic()
     try:
         choice = _store_of(config)
         if choice is None:
-            remedy = "the agent writes it, or copy one of conf/whereabouts.d; a network's own ipam block may"
-            yield note("store of leases", f"no flat file names one: {remedy}")
+            yield note("store of leases", f"no flat file names one: {_NAMING}")
             return
+        for text in choice.notes:
+            yield advice("flat file", text, "keys of the reference", "correct the key")
+        if choice.unnamed:
+            yield note("store of leases", f"{choice.unnamed} names none: {_NAMING}")
         subject = f"store: {choice.kind}"
         subject = f"store: {choice}"  # the text of `choice` may need the kubeconfig
         opened = choice.open(READ)
@@ -174,6 +179,8 @@ def check_store(config: str = "") -> Iterator[Observation]:
         opened.pools()
     except CniError as fault:
         remedy = "see the server, the kubeconfig's token and the network between: each ADD fails meanwhile"
+        if subject == _UNREAD and isinstance(fault, InvalidConfig):
+            remedy = "correct the file: each ADD fails meanwhile"
         yield broken(subject, fault.msg, "it answers", remedy)
         return
     seconds = time.monotonic() - begun

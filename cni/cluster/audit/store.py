@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from cni.node.inventory.places import is_missing
@@ -22,7 +23,12 @@ SECONDS = 30.0  # for one request
 
 class Choice:
     """A chosen store. `store_ref` is its reference (ipam.stores.ref_of), `cooldown` the flat file's value in seconds.
-    `kubeconfig` is the path of a cluster's kubeconfig, or "". `namespace` has the leases; "" means the kubeconfig's."""
+    `kubeconfig` is the path of a cluster's kubeconfig, or "". `namespace` has the leases; "" means the kubeconfig's.
+    `unnamed` is the path of the flat file that was to name the store and does not, or "". `notes` are log texts about
+    misspelt keys of the flat file."""
+
+    unnamed = ""
+    notes: Sequence[str] = ()
 
     def __init__(self, store_ref: dict[str, Any], kubeconfig: str = "", namespace: str = "", cooldown: int = 0) -> None:
         self.store_ref = {**store_ref, "namespace": namespace} if namespace else store_ref
@@ -72,10 +78,13 @@ def of_flat_file(config: str = "") -> Choice:
     refuse(faults)
     if not source.path and "KUBERNETES_SERVICE_HOST" in os.environ:
         return Choice({"kind": "kubernetes", "kubeconfig": ""})
+    is_named = named.datastore or named.kubeconfig or named.etcd_host
     named.datastore = configuration.datastore(named)
     if missing := configuration.missing_key(named):
         refuse([Fault(source.where(missing), None, f"want it, for datastore {named.datastore}")])
-    return Choice(stores.ref_of(named), named.kubeconfig, "", named.cooldown_seconds)
+    choice = Choice(stores.ref_of(named), named.kubeconfig, "", named.cooldown_seconds)
+    choice.unnamed, choice.notes = "" if is_named else source.path, source.notes
+    return choice
 
 
 def kubeconfig_of(path: str) -> str:

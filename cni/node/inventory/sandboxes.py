@@ -20,7 +20,7 @@ from cni.shared.kernel import netns as namespaces
 from cni.shared.kernel.files import names_in
 from cni.shared.kernel.links import Link, Rtnl
 from cni.shared.records import STATE
-from cni.shared.spec.errors import CniError, InvalidConfig
+from cni.shared.spec.errors import CniError, InvalidConfig, InvalidNamespace
 
 _LINK_LOCAL = "fe80:"
 REMEDY = "run it as root"  # the remedy if this user lacks the rights
@@ -125,7 +125,11 @@ def _at(path: str, sandboxes: list[NamespaceView]) -> NamespaceView:
         if namespaces.is_own(there):
             return sandboxes[0]
         known = (sandbox for sandbox in sandboxes[1:] if inode_of(sandbox.netns) == there.inode)
-        return next(known, None) or NamespaceView(path, "", tuple(_interfaces(there, own)))
+        try:
+            return next(known, None) or NamespaceView(path, "", tuple(_interfaces(there, own)))
+        except PermissionError as fault:
+            msg = f'network namespace "{path}" cannot be entered: {fault.strerror}; {REMEDY}'
+            raise InvalidNamespace(msg) from None
 
 
 def _recorded(state: str) -> Iterator[tuple[str, str]]:
