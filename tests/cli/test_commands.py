@@ -19,6 +19,9 @@ from cni.shared.spec.errors import InvalidConfig
 from tests.blackbox.command import run, run_any
 from tests.node import COMMAND, ROOT
 
+REMEDY = "make a new one by `railcni ipam audit --report FILE`"
+NO_JSON = "Expecting value: line 1 column 1 (char 0)"
+
 
 @pytest.mark.parametrize("module", sorted({*MODULES.values()} - {""}))
 def test_a_module_is_listed_with_the_commands_that_it_has(module: str) -> None:
@@ -52,7 +55,8 @@ def test_a_command_loads_no_library_but_what_it_needs(tmp_path: Path, argv: str,
     ),
     ("pools --flat-file MISSING", '--flat-file "MISSING": there is no such file'),
     ("pools --data-dir MISSING", '--data-dir "MISSING": there is no such directory'),
-    ("reclaim --from-report MISSING", "report MISSING cannot be read: No such file or directory"),
+    ("reclaim --from-report MISSING", f"report MISSING cannot be read: No such file or directory; {REMEDY}"),
+    ("reclaim --from-report /proc/version", f"report /proc/version is not JSON: {NO_JSON}; {REMEDY}"),
     ("migrate --from file:EMPTY --to kubernetes:MISSING", "kubernetes:MISSING: there is no such file"),
     ("migrate --from addresslease:MISSING --to file:EMPTY", "addresslease:MISSING: there is no such file"),
     ("migrate --from config:MISSING --to file:EMPTY", "config:MISSING: there is no such file"),
@@ -90,6 +94,28 @@ def test_kubectls_plugin_calls_itself_so_and_takes_kubectls_options_on_both_side
             assert run_any("cluster", *argv, code=1) == 'railcni: --kubeconfig "/no/file": there is no such file\n'
     for argv in (["--agents-in=-", "status"], ["status", "--agents-in=-"], ["test", "x", "--agents-in=-"]):
         assert '--agents-in: "-": start with a letter' in run_any("cluster", *argv, code=2)
+
+
+@pytest.mark.parametrize(("argv", "said"), [
+    ("-o json ipam leases", "railcni: error: -o stands before COMMAND: write it after the command"),
+    ("--pod=a/b doctor", "railcni: error: --pod stands before COMMAND: write it after the command"),
+    ("ipam -w leases", "railcni ipam: error: -w stands before COMMAND: write it after the command"),
+    ("nad --strict lint x", "railcni nad: error: --strict stands before VERB: write it after the verb"),
+    ("cluster --context x -o json status", "railcni cluster: error: -o stands before COMMAND: write it after the command"),
+    ("cluster --context x statsu", 'railcni cluster: error: argument COMMAND: there is no "statsu": did you mean "status"?'),
+    ("foo -o json", "railcni: error: argument COMMAND: invalid choice: 'foo' "),
+])  # fmt: skip
+def test_an_option_before_its_command_is_told_where_to_stand(argv: str, said: str) -> None:
+    assert f"\n{said}" in run_any(*argv.split(), code=2)
+
+
+@pytest.mark.parametrize(("argv", "pod"), [
+    ("doctor default/pod-1", True), ("ipam leases team/a", True), ("attachments team/a", True),
+    ("doctor --nope", False), ("warm stop now", False), ("ipam pools team/a", False),
+])  # fmt: skip
+def test_a_word_too_many_may_be_a_pod_where_pods_are_named(argv: str, pod: bool) -> None:
+    said = run_any(*argv.split(), code=2)
+    assert "error: there is no use for " in said and ("leave it out or name a pod by --pod; " in said) == pod
 
 
 @pytest.mark.parametrize(("argv", "meant"), [

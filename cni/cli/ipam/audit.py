@@ -27,6 +27,7 @@ from cni.shared.spec.errors import CniError, InvalidConfig, IoFailure
 PAUSE = 0.3  # seconds between the readings
 KIND, API_VERSION = "IpamAudit", "railcni.io/v1"
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
+_REMEDY = "make a new one by `railcni ipam audit --report FILE`"
 _KEYS = {f.name: f.name for f in fields(Finding)} | {"container_id": "containerID", "pod_uid": "podUID"}
 
 
@@ -59,9 +60,9 @@ def load(path: str) -> Report:
         with open(path, encoding="utf-8") as file:
             document = json.load(file)
     except OSError as fault:
-        raise IoFailure(f"report {path} cannot be read: {fault.strerror}") from None
+        raise IoFailure(f"report {path} cannot be read: {fault.strerror}; {_REMEDY}") from None
     except ValueError as fault:
-        raise InvalidConfig(f"report {path} is not JSON: {fault}") from None
+        raise InvalidConfig(f"report {path} is not JSON: {fault}; {_REMEDY}") from None
     try:
         if (document["kind"], document["apiVersion"]) != (KIND, API_VERSION):
             raise ValueError
@@ -69,8 +70,7 @@ def load(path: str) -> Report:
         findings = [_finding(one) for one in document["findings"]]
         return Report(document["stores"], created, [one for one in findings if one.action == RECLAIM])
     except (KeyError, TypeError, ValueError):
-        remedy = "make a new one by `railcni ipam audit --report FILE`"
-        raise InvalidConfig(f"{path} is no report of `railcni ipam audit` of this version: {remedy}") from None
+        raise InvalidConfig(f"{path} is no report of `railcni ipam audit` of this version: {_REMEDY}") from None
 
 
 def register(commands: subcommand.Commands) -> None:

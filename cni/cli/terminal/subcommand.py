@@ -53,11 +53,13 @@ class Parser(argparse.ArgumentParser):
         self._words = args or ()
         found, more = super().parse_known_args(args, namespace)
         if more:
-            self.error(f"there is no use for {' '.join(more)}: leave it out; `{self.prog} --help` lists the options")
+            pod = " or name a pod by --pod" * ("--pod" in self._option_string_actions and more[0][:1] != "-")
+            text = f"there is no use for {' '.join(more)}: leave it out{pod}"
+            self.error(f"{text}; `{self.prog} --help` lists the options")
         return found, more
 
     def error(self, message: str) -> NoReturn:
-        known = self._option_string_actions
+        known, message = self._option_string_actions, self._early() or message
         for name in (word.partition("=")[0] for word in self._words if word.startswith("--")):
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
             if near and not any(option.startswith(name) for option in known):  # its value seemed to be an argument
@@ -66,6 +68,17 @@ class Parser(argparse.ArgumentParser):
             if action.choices and not action.option_strings and message.endswith(f" required: {action.metavar}"):
                 message += f", one of {', '.join(map(str, action.choices))}"
         super().error(message)
+
+    def _early(self) -> str:
+        """The error for an option before the command that takes it; "" if there is none."""
+        words = list(self._words) if self._subparsers else []
+        while words and words[0].startswith("-") and words[0] != "--":
+            name, has_value, _ = words.pop(0).partition("=")
+            if not any(option.startswith(name) for option in self._option_string_actions):
+                noun = next(a.metavar for a in self._actions if isinstance(a, argparse._SubParsersAction))
+                return f"{name} stands before {noun}: write it after the {str(noun).lower()}"
+            del words[: not has_value]
+        return ""
 
     def only(self, applies: object, condition: str, *options: str) -> None:
         """If `applies` is false, refuse each of `options` that the user gave; the error says "only" and `condition`."""
