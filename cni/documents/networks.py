@@ -93,18 +93,17 @@ def _search(name: str, directory: str) -> Network:
             if name in (network.name, network.nad, network.nad.rpartition("/")[2]):
                 return network
             seen.append(network.name)
+    missing = f"no network {name} in {directory}"
     remedy = "no network is defined there; name a file with its path, or --conf-dir"
     if seen:
         remedy = f"there is {', '.join(seen[:_SUGGESTED])}"
     if os.path.exists(name):
         remedy += f'; for the file write "./{name}"'
     elif os.path.splitext(name)[1] in sum(_EXTENSIONS, ()):
-        remedy += ", and there is no file of that name here"
+        missing = f"no file {name} here, and no network of that name in {directory}"
     if broken:
         remedy += f"; {len(broken)} file(s) there cannot be read"
-    raise InvalidConfig(
-        f"no network {name} in {directory}: {remedy}", "\n".join(f"{b.msg}\n{b.details}".strip() for b in broken)
-    )
+    raise InvalidConfig(f"{missing}: {remedy}", "\n".join(f"{b.msg}\n{b.details}".strip() for b in broken))
 
 
 def _in(directory: str, kinds: Iterable[tuple[str, ...]], broken: list[CniError]) -> Iterator[list[Network]]:
