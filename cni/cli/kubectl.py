@@ -115,7 +115,8 @@ def why(stderr: str) -> str:
     last = (stderr.strip().splitlines() or ["it said nothing"])[-1]
     if last == "error: EOF":  # kubectl asked for a user name and a password
         return "the context names no user: see `kubectl config view --minify`"
-    if "server localhost:8080 was refused" in last:  # kubectl's default when it finds no kubeconfig
+    # kubectl's default when it finds no kubeconfig, and what its `config view --minify` says then
+    if "server localhost:8080 was refused" in last or "current-context must exist" in last:
         return "no kubeconfig names a cluster: give one with --kubeconfig FILE or KUBECONFIG"
     remedy = ": have this right granted to you, or run the command of `railcni` on the node"
     return last + remedy * ("(Forbidden)" in last)

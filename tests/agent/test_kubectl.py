@@ -587,6 +587,9 @@ SAID = {  # the stderr of kubectl, and the end of our message
     "The connection to the server localhost:8080 was refused - did you specify the right host or port?\n": (
         "no kubeconfig names a cluster: give one with --kubeconfig FILE or KUBECONFIG\n"
     ),
+    "error: current-context must exist in order to minify\n": (
+        "no kubeconfig names a cluster: give one with --kubeconfig FILE or KUBECONFIG\n"
+    ),
     "": "failed: it said nothing\n",
     "error: a node says \x1b]0;owned\x07\n": "failed: error: a node says ?]0;owned?\n",
 }
