@@ -687,6 +687,13 @@ def test_the_remedy_for_a_wrong_flat_file_is_to_correct_it(tmp_path: Path, text:
     assert found.level == FAULT and found.remedy == "correct the file: each ADD fails meanwhile"
 
 
+def test_a_state_directory_in_which_no_add_can_write_is_a_fault(tmp_path: Path) -> None:
+    assert [*setup.check_state(str(tmp_path / "new"))] == []
+    (tmp_path / "file").write_text("")
+    found, *_ = setup.check_state(str(tmp_path / "file"))
+    assert found.level == FAULT and "/file: it is no directory; " in found.found
+
+
 class Bindings(http_server.Handler):
     """An API server with these bindings of admission policies; `status` is the reply to all, if it is not 0."""
 

@@ -55,6 +55,7 @@ def _guids(f: NodeFacts) -> Iterator[Observation]:
 def _store(f: NodeFacts) -> Iterator[Observation]:
     yield from setup.check_store()
     yield from setup.check_admission(os.path.isdir(own_folder(f.places.kubelet)))
+    yield from setup.check_state(f.places.state)
     yield from setup.check_pending(f.places.state)
 
 

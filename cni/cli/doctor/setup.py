@@ -220,6 +220,12 @@ def check_admission(has_dra: bool, config: str = "") -> Iterator[Observation]:
     yield advice("admission policies", f"missing: {', '.join(missing)}", healthy, remedy)
 
 
+def check_state(state: str) -> Iterator[Observation]:
+    """Check, for root, that ADD can write its records into the directory `state`."""
+    for fault in layout.state_faults(state) if os.geteuid() == 0 else ():
+        yield broken("records", fault, "a directory that an ADD can write to", "mend it: each ADD fails meanwhile")
+
+
 def check_pending(state: str) -> Iterator[Observation]:
     """Report the pending releases: addresses that a DEL could not release in their store of leases."""
     for attachment in recorded.pending(directory=state):
