@@ -160,7 +160,11 @@ class Scope:
                 if error["type"] == "missing":
                     self.error(keys, f"{last} is missing", additions.get(last, f'add "{last}"'))
                 else:
-                    self.error(keys, f"{shown(error['input'])}: {_wanted(error)}", fixes.get(last, ""))
+                    fix = fixes.get(last, "")
+                    if error["type"] == "extra_forbidden" and len(error["loc"]) == 1:
+                        near = slip(last, (field.alias or name for name, field in model.model_fields.items()))
+                        fix = f'write "{near}"' if near else "remove it"
+                    self.error(keys, f"{shown(error['input'])}: {_wanted(error)}", fix)
             return None
 
 

@@ -19,7 +19,10 @@ from cni.shared.kernel import rdma_sysfs as rdma_devices
 from cni.shared.rail import Rail
 from cni.shared.spec.request import NEWEST, SUPPORTED, Request, member
 from cni.shared.spec.result import IPV6_LEAST_MTU
+from ipam.keys import ADDRESS_KEYS, IPAM_KEYS, RANGE_KEYS
 
+_DNS = tuple(key for key in IPAM_KEYS if key.name.startswith("dns."))
+_GATEWAY = tuple(key for key in ADDRESS_KEYS if key.name == "gateway")
 SWITCH_MOST = 9216  # the jumbo frames that Ethernet switches commonly carry, in bytes
 
 
@@ -93,13 +96,15 @@ def examine(scope: Scope, keys: Keys, document: Mapping[str, Any], around: Surro
     request = Request({"CNI_COMMAND": "ADD"}, b"", called, {})
     if own in LINK_PLUGINS:
         module = plugins.named(own)
-        table = (*module.KEYS, *(features.named(name).KEY for name in features.NAMES))
+        table = (*module.KEYS, *_DNS, *(features.named(name).KEY for name in features.NAMES))
         nested = {name: features.named(name).KEYS for name in features.NAMES}
         unknown_keys(scope, keys, document, table, f"the plugin {own}", own)
         for name, members in nested.items():
             value = member(document, name)
             if isinstance(value, dict):
                 unknown_keys(scope, (*keys, name), value, members, name)
+        if isinstance(rails, dict):
+            _ranges(scope, (*keys, "rail", "ranges"), member(rails, "ranges"))
         faults: list[Fault] = []
         config = module.read(request, faults)
         asked = features.read(request, faults)
@@ -145,6 +150,15 @@ def _of_a_rail(
         message = "is one rail's NIC, and with rail.nics the link goes on the allocated one"
         scope.error((*keys, "master"), message, "remove it", at_key=True)
     return rail.completed(dict(document), 0 if index is None else index)
+
+
+def _ranges(scope: Scope, keys: Keys, value: object) -> None:
+    """Warn of unknown keys of the ranges in `value`, the list rail.ranges or a member of it, at the path `keys`."""
+    for i, part in enumerate(value if isinstance(value, list) else []):
+        if isinstance(part, dict):
+            unknown_keys(scope, (*keys, i), part, (*RANGE_KEYS, *_GATEWAY), "a member of ranges")
+        else:
+            _ranges(scope, (*keys, i), part)
 
 
 def _same_index(scope: Scope, keys: Keys, document: Mapping[str, Any], asked: Rail | None) -> None:

@@ -631,6 +631,31 @@ def test_a_host_of_a_store_needs_the_permission_of_the_nodes(tmp_path: Path) -> 
         assert ['"10.0.0.9"' in found[0].message, '"10.0.0.1"' in found[1].message] == [True, True]
 
 
+@pytest.mark.parametrize(("change", "keys", "fix"), [
+    ({"dns": {"nameserver": ["10.0.0.53"]}}, ["dns.nameserver"], ['write "nameservers"']),
+    ({"rail": {"index": 0, "group": "g", "ranges": [
+        {"range": "192.168.111.0/24", "rangestart": "192.168.111.7"}, [{"range": "fd00::/64", "exlude": []}],
+    ]}}, ["rail.ranges[0].rangestart", "rail.ranges[1][0].exlude"], ['write "range_start"', 'write "exclude"']),
+    ({"rail": {"index": 0, "group": "g", "ranges": [
+        {"range": "192.168.111.0/24", "gateway": "192.168.111.1"}, "192.168.112.0/24",
+    ]}}, [], []),
+])  # fmt: skip
+def test_an_unknown_key_is_found_in_an_object_of_an_object(
+    tmp_path: Path, change: dict[str, Any], keys: list[str], fix: list[str]
+) -> None:
+    (tmp_path / "a.conf").write_text(json.dumps({**GOOD, **change}))
+    found = lint([str(tmp_path / "a.conf")])
+    assert [(f.key, f.severity) for f in found] == [(key, "warning") for key in keys]
+    assert [f.fix for f in found] == fix
+
+
+def test_an_unknown_key_of_a_plan_of_rails_has_the_remedy(tmp_path: Path) -> None:
+    plan = yaml.safe_load((CONF / "examples/rails-8.yaml").read_text()) | {"mastr": "eth{n}", "colour": 3}
+    (tmp_path / "rails.json").write_text(json.dumps(plan))
+    fixes = {f.key: f.fix for f in lint([str(tmp_path / "rails.json")])}
+    assert fixes == {"mastr": 'write "master"', "colour": "remove it"}
+
+
 def test_the_flat_file_of_a_node_is_taken_into_account(tmp_path: Path) -> None:
     document = {**GOOD, "ipam": {**GOOD["ipam"], "datastore": "etcd"}}
     (tmp_path / "a.conf").write_text(json.dumps(document))
