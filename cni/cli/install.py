@@ -65,8 +65,8 @@ def _require(options: argparse.Namespace, *flags: str) -> None:
 
 
 def _install(options: argparse.Namespace) -> None:
-    without = "all plugins get their railcni-… names, and no other without it"
-    options.only(options.replace, f"with --replace: {without}", "--plugins")
+    without = "with --replace, since without it all plugins get their railcni-… names alone"
+    options.only(options.replace, without, "--plugins")
     _require(options, "--link-dir")
     folder = folder_of(options)
     wanted = content.here()
