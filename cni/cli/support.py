@@ -195,11 +195,11 @@ def _file(name: str, path: str, end: bool = False) -> Part:
 
 
 def _logs(options: argparse.Namespace) -> list[Part]:
-    """Read the logs named by --log, by the node's network files and by _USUAL_LOGS, as far as they exist."""
+    """Return the logs of --log, and the existing ones among the paths in the node's network files and _USUAL_LOGS."""
     named = [path for part in _tree("", options.conf_dir) for path in _LOG_KEY.findall(part.text)]
     paths = dict.fromkeys((*options.log, *named, *_USUAL_LOGS))
     parts = [_file("logs/" + path.strip("/").replace("/", "_"), path, end=True) for path in paths]
-    return [part for part in parts if part.fault != os.strerror(errno.ENOENT)]
+    return [part for part in parts if part.about in options.log or part.fault != os.strerror(errno.ENOENT)]
 
 
 def _kernel_log() -> str:
