@@ -114,6 +114,8 @@ def _leases(options: argparse.Namespace) -> int:
     leases = [one for one in near if attachments.is_chosen(options, one)]
     rows = [[one[key][:12] if key == "containerID" else one[key] for key in _LEASES.values()] for one in leases]
     empty = f"no lease{attachments.told(options, 'pool', 'node', 'ifname')} in {stores.told(choices)}"
+    if "-n" in options.given:
+        empty += ": -n is the namespace of these objects, not of the pods"
     least = ("container", "since", "interface", "network", "node", "pool")
     output.show_table(options.output, leases, (*_LEASES,), rows, empty=empty, least=least)
     for address, until in local.avoided(STATE):
