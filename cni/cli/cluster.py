@@ -27,7 +27,7 @@ from cni.cluster.audit import in_use, lease_rules, silence
 from cni.cluster.audit.model import Key
 from cni.documents.tree import value_at
 from cni.resources.containers import DRIVER
-from cni.shared.spec.errors import InvalidConfig, IoFailure
+from cni.shared.spec.errors import CniError, InvalidConfig, IoFailure
 from ipam.leases import Lease
 from ipam.stores.served import to_json
 
@@ -249,7 +249,11 @@ def _ipam(run: subcommand.Run, cluster: subcommand.Parser, options: argparse.Nam
     options.ask = partial(_ask_of_leases, options)
     with kubectl.access(options) as path:
         options.kubeconfig = path
-        return run(options)
+        try:
+            return run(options)
+        except CniError as fault:  # the user knows no temporary file
+            fault.msg = fault.msg.replace(f"kubeconfig {path}", "kubectl's configuration")
+            raise
 
 
 def _ask_of_leases(options: argparse.Namespace, leases: Sequence[Lease]) -> dict[Key, tuple[str, str]]:

@@ -606,9 +606,23 @@ def test_of_what_kubectl_writes_the_error_is_told_without_its_log(stderr: str, t
     assert done.stderr.count("E1128") == (stderr == LOG)
 
 
+def test_a_fault_of_kubectls_configuration_names_no_temporary_file(tmp_path: Path) -> None:
+    cluster = {"name": "c", "cluster": {"server": "https://10.0.0.1:6443", "proxy-url": "http://10.0.0.2"}}
+    context = {"name": "x", "context": {"cluster": "c", "user": "u"}}
+    known = {"current-context": "x", "contexts": [context], "clusters": [cluster], "users": [{"name": "u", "user": {}}]}
+    (tmp_path / "kubectl").write_text(f"#!/bin/sh\necho '{json.dumps(known)}'\n")
+    (tmp_path / "kubectl").chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(tmp_path)}
+    done = railcni("cluster", "ipam", "leases", env=environ)
+    assert done.stderr.startswith("railcni: kubectl's configuration: proxy-url is not supported"), done.stderr
+
+
 def test_leases_are_those_of_both_stores_of_the_cluster(rig: Rig, cluster: Cluster) -> None:
     rig.allocate(a1=("c1", "team/old"))
     assert [one["pod"] for one in json.loads(cluster("ipam", "leases", "--output=json")[1])] == ["team/old"]
+    hint = ": -n is the namespace of these objects, not of the pods\n"
+    assert cluster("ipam", "leases", "-n", "team")[2].endswith(hint)
+    assert hint not in cluster("ipam", "leases", "--pod", "nobody")[2]
     rig.lease(7, owner("c7", "team/train"), True)
     code, told, said = cluster("ipam", "leases", "--output=json")
     assert (code, [one["pod"] for one in json.loads(told)], said) == (0, ["team/train", "team/old"], "")
