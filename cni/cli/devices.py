@@ -33,6 +33,7 @@ CONFIG = "/etc/railcni/device-plugin.json"
 FOLDER = "/var/lib/kubelet/device-plugins"
 PODS = "/var/lib/kubelet/pod-resources/kubelet.sock"
 _OFFERED = ("resource", "NIC or function", "devices", "NUMA node", "device nodes", "reason")
+_EMPTY = "no resource is offered"
 _PUBLISHED = ("device", "resource", "NIC or function", "claims", "PCIe root", "NUMA node", "GPUs", "reason")
 _CARDS = ("card", "netdev", "VF", "function", "driver", "netdev of the VF", "RDMA", "in use by")
 _PLANNED = ("of", "what", "now", "then")
@@ -150,7 +151,7 @@ def _run_plugin(options: argparse.Namespace) -> int:
         rows += [(resource.name, None, resource.healthy, None, None, why) for why in whys]
         reasons = {"withheld": dict(resource.withheld), "limit": resource.limit, "unchosen": resource.unchosen}
         documents.append({"resource": resource.name, "healthy": resource.healthy, "offers": offers, **reasons})
-    output.show_table(options.output, documents, _OFFERED, rows)
+    output.show_table(options.output, documents, _OFFERED, rows, empty=_EMPTY)
     _tell_unmade(config, found)
     return int(is_faulty or any(resource.unchosen for resource in found))
 
@@ -172,7 +173,7 @@ def _show_dra(options: argparse.Namespace) -> int:
     is_faulty |= len(publishable) < len(found) or any(resource.unchosen for resource in found)
     devices = slices.devices(publishable, host, read_topology(host, root), config.rails)
     if options.output == "table":
-        output.print_table(_PUBLISHED, _published_rows(found, devices))
+        output.print_table(_PUBLISHED, _published_rows(found, devices), empty=_EMPTY)
     elif options.output == "name":
         output.print_data([{"device": device.name} for device in devices], "name")
     else:

@@ -504,6 +504,12 @@ def test_show_names_the_command_that_makes_the_functions_of_its_configuration(
     assert "has no VF" in out and "itself is offered" not in out
 
 
+@pytest.mark.parametrize("words", [("device-plugin", "--show"), ("dra", "show")])
+def test_show_says_that_no_resource_is_offered(machine: Machine, tmp_path: Path, words: tuple[str, str]) -> None:
+    code, out, err = railcni(*words, f"--root={tmp_path}", "--config=/nonexistent")
+    assert (code, out) == (1, "") and err.endswith("\nno resource is offered\n")
+
+
 def test_apply_says_what_the_kernel_refuses_and_leaves_that_card(machine: Machine, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps({"virtualFunctions": [policy()]}))
