@@ -115,7 +115,7 @@ def test_an_option_before_its_command_is_told_where_to_stand(argv: str, said: st
 ])  # fmt: skip
 def test_a_word_too_many_may_be_a_pod_where_pods_are_named(argv: str, pod: bool) -> None:
     said = run_any(*argv.split(), code=2)
-    assert "error: there is no use for " in said and ("leave it out or name a pod by --pod; " in said) == pod
+    assert "error: there is no use for " in said and ("leave it out, or name a pod by --pod; " in said) == pod
 
 
 @pytest.mark.parametrize(("argv", "meant"), [

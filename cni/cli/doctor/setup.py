@@ -169,7 +169,7 @@ def check_store(config: str = "") -> Iterator[Observation]:
             yield note("store of leases", f"no flat file names one: {_NAMING}")
             return
         for text in choice.notes:
-            yield advice("flat file", text, "keys of the reference", "correct the key")
+            yield advice("flat file", text, "only known keys", "correct the key")
         if choice.unnamed:
             yield note("store of leases", f"{choice.unnamed} names none: {_NAMING}")
         subject = f"store: {choice.kind}"

@@ -53,7 +53,7 @@ class Parser(argparse.ArgumentParser):
         self._words = args or ()
         found, more = super().parse_known_args(args, namespace)
         if more:
-            pod = " or name a pod by --pod" * ("--pod" in self._option_string_actions and more[0][:1] != "-")
+            pod = ", or name a pod by --pod" * ("--pod" in self._option_string_actions and more[0][:1] != "-")
             text = f"there is no use for {' '.join(more)}: leave it out{pod}"
             self.error(f"{text}; `{self.prog} --help` lists the options")
         return found, more
