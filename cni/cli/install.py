@@ -65,7 +65,7 @@ def _require(options: argparse.Namespace, *flags: str) -> None:
 
 
 def _install(options: argparse.Namespace) -> None:
-    without = "with --replace, since without it all plugins get their railcni-… names alone"
+    without = "with --replace: without it all plugins get their railcni-… names alone"
     options.only(options.replace, without, "--plugins")
     _require(options, "--link-dir")
     folder = folder_of(options)
