@@ -14,7 +14,7 @@ from cni.link.plugins import LINK_PLUGINS, rdma
 from cni.lint import addresses, known
 from cni.lint.known import note_faults, proposal, unknown_keys
 from cni.shared import rail
-from cni.shared.config import Fault, fill, integer
+from cni.shared.config import Fault, fill, integer, slip
 from cni.shared.kernel import rdma_sysfs as rdma_devices
 from cni.shared.rail import Rail
 from cni.shared.spec.request import NEWEST, SUPPORTED, Request, member
@@ -22,6 +22,9 @@ from cni.shared.spec.result import IPV6_LEAST_MTU
 from ipam.keys import ADDRESS_KEYS, IPAM_KEYS, RANGE_KEYS
 
 _DNS = tuple(key for key in IPAM_KEYS if key.name.startswith("dns."))
+_CAPABILITIES = (  # CONVENTIONS.md of containernetworking/cni
+    "aliases", "bandwidth", "cgroupPath", "deviceID", "dns", "infinibandGUID", "ips", "ipRanges", "mac", "portMappings",
+)  # fmt: skip
 _GATEWAY = tuple(key for key in ADDRESS_KEYS if key.name == "gateway")
 SWITCH_MOST = 9216  # the jumbo frames that Ethernet switches commonly carry, in bytes
 
@@ -91,6 +94,7 @@ def examine(scope: Scope, keys: Keys, document: Mapping[str, Any], around: Surro
     rails = member(document, "rail")
     if isinstance(rails, dict):
         document = _of_a_rail(scope, keys, document, rails, around)
+    _capabilities(scope, (*keys, "capabilities"), member(document, "capabilities"))
     allocated = dict.fromkeys(("deviceID", "pciBusID"), "0000:00:00.0") if around.resource else {}
     called = {**allocated, **document, "name": around.name, "cniVersion": around.version}  # as a runtime calls it
     request = Request({"CNI_COMMAND": "ADD"}, b"", called, {})
@@ -129,6 +133,14 @@ def examine(scope: Scope, keys: Keys, document: Mapping[str, Any], around: Surro
         if mtu is not None and (isinstance(mtu, bool) or not isinstance(mtu, int)):
             scope.error((*keys, "mtu"), f"{shown(mtu)}: want an integer", proposal(integer(0, 65535), mtu))
     addresses.examine(scope, keys, document, request, around.flat, around.uses)
+
+
+def _capabilities(scope: Scope, keys: Keys, value: object) -> None:
+    """Warn of each capability in the object `value`, at the path `keys`, that is a misspelling of a known one."""
+    for name in value if isinstance(value, dict) else ():
+        if name not in _CAPABILITIES and (near := slip(name, _CAPABILITIES)):
+            message = f'runtimes pass no arguments for the capability "{name}"'
+            scope.warn((*keys, name), message, f'write "{near}"', at_key=True)
 
 
 def _of_a_rail(
