@@ -125,6 +125,10 @@ def _attach(options: argparse.Namespace) -> None:
     if runtime.cache.read(name, parameters) is not None:
         remedy = f"`railcni detach {name} {netns} -i {ifname}` first, or choose another --ifname"
         raise InvalidConfig(f"{name} is attached already as {ifname} to {netns}: {remedy}")
+    taken = {name for step in network.steps for name, is_taken in step.capabilities.items() if is_taken}
+    if "--capability-args" in options.given and (left := sorted(options.capability_args.keys() - taken)):
+        text = f"no plugin of {name} has the capability {', '.join(left)}"
+        output.print_fault(f"railcni: {text}: these arguments are left out")
     version = runtime.negotiate(network)
     was_there = _has_link(netns, ifname)
     try:

@@ -155,7 +155,9 @@ def test_a_capability_argument_reaches_the_plugins_that_declare_it_and_no_other(
     a = {"type": "a", "capabilities": {"ips": True, "mac": True}}
     b = {"type": "b", "capabilities": {"ips": False}}
     recorded.write({"cniVersion": "1.0.0", "name": "rec", "plugins": [a, b]})
-    ok(recorded.run("attach", "--capability-args", '{"ips": ["10.0.0.9/24"], "portMappings": []}'))
+    done = recorded.run("attach", "--capability-args", '{"ips": ["10.0.0.9/24"], "portMappings": []}')
+    told = "railcni: no plugin of rec has the capability portMappings: these arguments are left out\n"
+    assert (done.returncode, done.stderr) == (0, told)
     first, second = (c["config"] for c in recorded.calls)
     assert first["runtimeConfig"] == {"ips": ["10.0.0.9/24"]}
     assert "runtimeConfig" not in second
@@ -343,7 +345,8 @@ LIBCNI_ENTRY = {
 
 
 def test_a_cached_result_has_libcnis_name_and_fields(recorded: Recorded) -> None:
-    ok(recorded.run("attach", "--args", "A=1", "--capability-args", '{"mac": "02:00:00:00:00:01"}'))
+    done = recorded.run("attach", "--args", "A=1", "--capability-args", '{"mac": "02:00:00:00:00:01"}')
+    assert done.returncode == 0, done.stderr
     (file,) = recorded.results.iterdir()
     container = "cnitool-" + hashlib.sha512(str(recorded.netns).encode()).hexdigest()[:20]
     assert file.name == f"rec-{container}-eth0"
