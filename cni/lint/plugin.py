@@ -138,7 +138,8 @@ def examine(scope: Scope, keys: Keys, document: Mapping[str, Any], around: Surro
 def _capabilities(scope: Scope, keys: Keys, value: object) -> None:
     """Warn of each capability in the object `value`, at the path `keys`, that is a misspelling of a known one."""
     for name in value if isinstance(value, dict) else ():
-        if name not in _CAPABILITIES and (near := slip(name, _CAPABILITIES)):
+        same = next((one for one in _CAPABILITIES if one.lower() == name.lower()), "")  # libcni distinguishes case
+        if name not in _CAPABILITIES and (near := same or slip(name, _CAPABILITIES)):
             message = f'runtimes pass no arguments for the capability "{name}"'
             scope.warn((*keys, name), message, f'write "{near}"', at_key=True)
 

@@ -634,6 +634,7 @@ def test_a_host_of_a_store_needs_the_permission_of_the_nodes(tmp_path: Path) -> 
 @pytest.mark.parametrize(("change", "keys", "fix"), [
     ({"dns": {"nameserver": ["10.0.0.53"]}}, ["dns.nameserver"], ['write "nameservers"']),
     ({"capabilities": {"ip": True, "mac": True, "own": True}}, ["capabilities.ip"], ['write "ips"']),
+    ({"capabilities": {"deviceId": True, "IPs": True}}, ["capabilities.deviceId", "capabilities.IPs"], ['write "deviceID"', 'write "ips"']),
     ({"rail": {"index": 0, "group": "g", "ranges": [
         {"range": "192.168.111.0/24", "rangestart": "192.168.111.7"}, [{"range": "fd00::/64", "exlude": []}],
     ]}}, ["rail.ranges[0].rangestart", "rail.ranges[1][0].exlude"], ['write "range_start"', 'write "exclude"']),
