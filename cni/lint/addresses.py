@@ -124,6 +124,18 @@ def _kept_back(keeping: Use, giving: Use) -> None:
             giving.scope.warn(giving.keys, message, f'write "exclude": ["{text}"] here too')
 
 
+def written(scope: Scope, keys: Keys, block: object) -> None:
+    """Warn of unknown keys in the `ipam` block as its author wrote it, at the path `keys`, if it is a whereabouts block."""
+    if not isinstance(block, dict) or known.own(str(member(block, "type"))) != known.OWN_IPAM:
+        return
+    unknown_keys(scope, keys, block, BLOCK_KEYS, "whereabouts")
+    for name, table in MEMBERS.items():
+        listed = member(block, name)
+        for i, entry in enumerate(listed if isinstance(listed, list) else []):
+            if isinstance(entry, dict):
+                unknown_keys(scope, (*keys, name, i), entry, table, f"a member of {name}")
+
+
 def examine(
     scope: Scope, keys: Keys, document: Mapping[str, Any], request: Request, flat: FlatFile, uses: list[Use]
 ) -> None:
@@ -167,12 +179,6 @@ def _whereabouts(
     scope: Scope, keys: Keys, block: dict[str, Any], request: Request, flat: FlatFile
 ) -> ipam_config.IpamConfig | None:
     """Add the faults of a whereabouts block to the findings. Returns its configuration, or None if it has faults."""
-    unknown_keys(scope, keys, block, BLOCK_KEYS, "whereabouts")
-    for name, table in MEMBERS.items():
-        listed = member(block, name)
-        for i, entry in enumerate(listed if isinstance(listed, list) else []):
-            if isinstance(entry, dict):
-                unknown_keys(scope, (*keys, name, i), entry, table, f"a member of {name}")
     faults: list[Fault] = []
     flat.hosts.clear()
     try:

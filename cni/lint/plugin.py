@@ -92,6 +92,7 @@ def examine(scope: Scope, keys: Keys, document: Mapping[str, Any], around: Surro
     kind = member(document, "type")
     own = known.own(kind) if isinstance(kind, str) else ""
     rails = member(document, "rail")
+    addresses.written(scope, (*keys, "ipam"), member(document, "ipam"))
     if isinstance(rails, dict):
         document = _of_a_rail(scope, keys, document, rails, around)
     _capabilities(scope, (*keys, "capabilities"), member(document, "capabilities"))

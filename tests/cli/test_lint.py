@@ -641,6 +641,9 @@ def test_a_host_of_a_store_needs_the_permission_of_the_nodes(tmp_path: Path) -> 
     ({"rail": {"index": 0, "group": "g", "ranges": [
         {"range": "192.168.111.0/24", "gateway": "192.168.111.1"}, "192.168.112.0/24",
     ]}}, [], []),
+    ({"ipam": {"type": "whereabouts"}, "rail": {"index": 0, "group": "g", "ranges": [
+        {"range": "192.168.111.0/24", "gatewy": "192.168.111.1"},
+    ]}}, ["rail.ranges[0].gatewy"], ['write "gateway"']),
 ])  # fmt: skip
 def test_an_unknown_key_is_found_in_an_object_of_an_object(
     tmp_path: Path, change: dict[str, Any], keys: list[str], fix: list[str]
