@@ -42,6 +42,9 @@ class FlatFile(source.Files):
             return None
         return super().load(self.path) if self.path else _ASSUMED
 
+    def follow(self, path: str, roots: str = "", /) -> str:
+        return super().follow(path, roots) if roots else path  # a path of the flat file is the node's, not this machine's
+
     def allow_host(self, host: str, /) -> None:
         self.hosts.append(host)
 

@@ -682,6 +682,14 @@ def test_a_flat_file_that_names_no_store_and_its_misspelt_keys_are_warnings(tmp_
     assert lint([str(tmp_path / "a.conf")], str(flat)) == []
 
 
+def test_a_path_of_the_flat_file_is_not_looked_up_on_this_machine(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    flat = tmp_path / "flat.conf"
+    flat.write_text(json.dumps({"datastore": "file", "log_file": str(tmp_path / "loop/log")}))
+    (tmp_path / "a.conf").write_text(json.dumps(GOOD))
+    assert lint([str(tmp_path / "a.conf")], str(flat)) == []
+
+
 @pytest.mark.parametrize(("block", "key"), [
     ({"kubernetes": {"kubeconfig": "/etc/kubernetes/admin.conf"}}, "ipam.kubernetes.kubeconfig"),
     ({"configuration_path": "/etc/cni/net.d/10-calico.conf"}, "ipam.configuration_path"),
