@@ -31,11 +31,13 @@ _ASSUMED = (
 class FlatFile(source.Files):
     """The nodes' flat file (whereabouts.conf, with defaults for `ipam` blocks), read from the user's copy at `path`. If
     `path` is "", the lint assumes a flat file that names the store, which an `ipam` block may then omit. `hosts`
-    collects the store hosts that `ipam` blocks name, which the policy of each node must allow."""
+    collects the store hosts that `ipam` blocks name, which the policy of each node must allow. `warned` has the warnings
+    about the file itself: each is given once, at the first network."""
 
     def __init__(self, path: str = "") -> None:
         self.path = path
         self.hosts: list[str] = []
+        self.warned: set[str] = set()
 
     def load(self, path: str, /) -> bytes | None:
         if path != source.PATHS[0]:
@@ -50,6 +52,12 @@ class FlatFile(source.Files):
 
     def host_name(self) -> str:
         return "node"
+
+    def warn(self, scope: Scope, keys: Keys, message: str, fix: str) -> None:
+        """Warn of a fault of the file, at the value with the path `keys`, unless the same warning has been given."""
+        if message not in self.warned:
+            self.warned.add(message)
+            scope.warn(keys, self.shown(message), fix)
 
     def shown(self, text: str) -> str:
         """Return the message `text` with the path of the user's copy in place of the path of a node's flat file."""
@@ -199,12 +207,11 @@ def _whereabouts(
         if name.startswith("ipam."):
             scope.warn((*keys[:-1], *keys_of(name)), note.partition(" ")[2], "correct it, or remove it", at_key=True)
         elif source.PATHS[0] in note:
-            scope.warn(keys, flat.shown(note), "correct it there")
+            flat.warn(scope, keys, note, "correct it there")
     if config.unnamed and not faults:
         message = f"no store is named, here or in {flat.path}: a pod of Kubernetes gets no address"
-        scope.warn(
-            keys, message, "name a store there, unless the agent does; conf/whereabouts.d has one for each store"
-        )
+        fix = "name a store there, unless the agent does; conf/whereabouts.d has one for each store"
+        flat.warn(scope, keys, message, fix)
     if not faults:
         for host in flat.hosts:
             message = f'nodes refuse the store at "{host}" unless their policy has that host in `storeHosts`'

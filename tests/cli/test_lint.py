@@ -678,6 +678,8 @@ def test_a_flat_file_that_names_no_store_and_its_misspelt_keys_are_warnings(tmp_
     assert {(f.key, f.severity) for f in found} == {("ipam", "warning")}
     assert f'there is no key {flat}: etcd_hos, and it is ignored: write "etcd_host"' in [f.message for f in found]
     assert f"no store is named, here or in {flat}: a pod of Kubernetes gets no address" in [f.message for f in found]
+    (tmp_path / "b.conf").write_text(json.dumps({**with_ipam(range="192.168.112.0/24"), "name": "b"}))
+    assert lint([str(tmp_path / "a.conf"), str(tmp_path / "b.conf")], str(flat)) == found, "told once"
     flat.write_text(json.dumps({"datastore": "file"}))
     assert lint([str(tmp_path / "a.conf")], str(flat)) == []
 
