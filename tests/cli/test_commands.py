@@ -104,6 +104,13 @@ def test_kubectls_plugin_calls_itself_so_and_takes_kubectls_options_on_both_side
     ("cluster --context x -o json status", "railcni cluster: error: -o stands before COMMAND: write it after the command"),
     ("cluster --context x statsu", 'railcni cluster: error: argument COMMAND: there is no "statsu": did you mean "status"?'),
     ("foo -o json", "railcni: error: argument COMMAND: invalid choice: 'foo' "),
+    ("--out json ipam leases", "railcni: error: --out stands before COMMAND: write it after the command"),
+    ("--foo doctor", "railcni: error: there is no use for --foo: leave it out; "),
+    ("--strict doctor", "railcni: error: there is no use for --strict: leave it out; "),
+    ("-V doctor", "railcni: error: there is no use for -V: leave it out; "),
+    ("-h5 doctor", "railcni: error: argument -h/--help: ignored explicit argument '5'"),
+    ("--foo", "railcni: error: the following arguments are required: COMMAND, one of attach, "),
+    ("cluster --insecure-skip-tls-verify statsu", 'railcni cluster: error: argument COMMAND: there is no "statsu": did you mean "status"?'),
 ])  # fmt: skip
 def test_an_option_before_its_command_is_told_where_to_stand(argv: str, said: str) -> None:
     assert f"\n{said}" in run_any(*argv.split(), code=2)

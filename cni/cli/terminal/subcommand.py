@@ -71,14 +71,27 @@ class Parser(argparse.ArgumentParser):
 
     def _early(self) -> str:
         """The error for an option before the command that takes it; "" if there is none."""
-        words = list(self._words) if self._subparsers else []
-        while words and words[0].startswith("-") and words[0] != "--":
+        words, commands = list(self._words), self._commands()
+        while commands and words and words[0].startswith("-") and words[0] != "--":
             name, has_value, _ = words.pop(0).partition("=")
-            if not any(option.startswith(name) for option in self._option_string_actions):
-                noun = next(a.metavar for a in self._actions if isinstance(a, argparse._SubParsersAction))
-                return f"{name} stands before {noun}: write it after the {str(noun).lower()}"
+            if not self._has(name):
+                if not any(commands.choices[word].takes(name) for word in words if word in commands.choices):
+                    break
+                return f"{name} stands before {commands.metavar}: write it after the {str(commands.metavar).lower()}"
             del words[: not has_value]
         return ""
+
+    def takes(self, name: str) -> bool:
+        """Whether the command or one of its subcommands has the option `name`, which may be shortened."""
+        commands = self._commands()
+        return self._has(name) or any(one.takes(name) for one in (commands.choices.values() if commands else ()))
+
+    def _has(self, name: str) -> bool:
+        return any(option.startswith(name) for option in self._option_string_actions)
+
+    def _commands(self) -> Commands | None:
+        """The action of the subcommands, or None."""
+        return next((one for one in self._actions if isinstance(one, argparse._SubParsersAction)), None)
 
     def only(self, applies: object, condition: str, *options: str) -> None:
         """If `applies` is false, refuse each of `options` that the user gave; the error says "only" and `condition`."""
