@@ -45,7 +45,7 @@ class FlatFile(source.Files):
         return super().load(self.path) if self.path else _ASSUMED
 
     def follow(self, path: str, roots: str = "", /) -> str:
-        return super().follow(path, roots) if roots else path  # a path of the flat file is the node's, not this machine's
+        return super().follow(path, roots) if roots else path  # a path of the flat file is a node's
 
     def allow_host(self, host: str, /) -> None:
         self.hosts.append(host)
