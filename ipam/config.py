@@ -230,7 +230,8 @@ def _choose_store(request: Request, config: IpamConfig, source: Source, faults: 
         config.unnamed = unnamed
     elif request.command in ("ADD", "CHECK"):
         naming = {source.where(name) for name in ("datastore", "kubernetes.kubeconfig", "etcd_host")}
-        if not wrong & {*naming, source.whole}:  # else a store is named, but wrongly
+        naming |= {"ipam.configuration_path", "ipam.kubernetes", f"{source.path}: kubernetes", source.whole}
+        if not wrong & naming:  # else a store is named, but wrongly
             faults.append(unnamed)
 
 

@@ -687,9 +687,13 @@ def test_a_configuration_that_no_pod_of_kubernetes_can_use_says_why(
     ({}, {INSTALLED: {"datastore": "fil"}}),
     ({}, {INSTALLED: {"kubernetes": {"kubeconfig": 7}}}),
     ({}, {INSTALLED: b"{"}),
+    ({"kubernetes": "x"}, {}),
+    ({}, {INSTALLED: {"kubernetes": "x"}}),
+    ({"configuration_path": "/other"}, {}),
+    ({"configuration_path": 7}, {}),
 ])  # fmt: skip
 def test_a_store_that_is_named_wrongly_is_one_fault(block: dict[str, Any], files: dict[str, Any]) -> None:
-    said = refusal({**RANGE, **block}, files=files, args="K8S_POD_NAME=p")
+    said = refusal({**RANGE, **block}, files=files, args="K8S_POD_NAME=p", reader=Confining())
     assert "faults in the network configuration" not in said and "no store is named" not in said
 
 
