@@ -115,9 +115,10 @@ def why(stderr: str) -> str:
     last = (stderr.strip().splitlines() or ["it said nothing"])[-1]
     if last == "error: EOF":  # kubectl asked for a user name and a password
         return "the context names no user: see `kubectl config view --minify`"
-    # kubectl's default when it finds no kubeconfig, and what its `config view --minify` says then
+    # kubectl's default without a current context, such as without a kubeconfig, and what `config view --minify` says then
     if "server localhost:8080 was refused" in last or "current-context must exist" in last:
-        return "no kubeconfig names a cluster: give one with --kubeconfig FILE or KUBECONFIG"
+        given = "give one with --kubeconfig FILE or KUBECONFIG, or a context with --context"
+        return f"no kubeconfig names a current cluster: {given}"
     remedy = ": have this right granted to you, or run the command of `railcni` on the node"
     return last + remedy * ("(Forbidden)" in last)
 

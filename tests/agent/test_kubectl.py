@@ -580,16 +580,15 @@ def test_no_agents_and_no_kubectl_are_told(cluster: Cluster) -> None:
 
 
 LOG = 'E1128 04:25:00.123456   21 memcache.go:265] "Unhandled Error" err="dial tcp"\n'
+NO_CLUSTER = (
+    "no kubeconfig names a current cluster: give one with --kubeconfig FILE or KUBECONFIG, or a context with --context\n"
+)
 SAID = {  # the stderr of kubectl, and the end of our message
     f"{LOG}{LOG}error: no route\n": "failed: error: no route\n",
     LOG: f"failed: {LOG}",
     "error: EOF\n": "the context names no user: see `kubectl config view --minify`\n",
-    "The connection to the server localhost:8080 was refused - did you specify the right host or port?\n": (
-        "no kubeconfig names a cluster: give one with --kubeconfig FILE or KUBECONFIG\n"
-    ),
-    "error: current-context must exist in order to minify\n": (
-        "no kubeconfig names a cluster: give one with --kubeconfig FILE or KUBECONFIG\n"
-    ),
+    "The connection to the server localhost:8080 was refused - did you specify the right host or port?\n": NO_CLUSTER,
+    "error: current-context must exist in order to minify\n": NO_CLUSTER,
     "": "failed: it said nothing\n",
     "error: a node says \x1b]0;owned\x07\n": "failed: error: a node says ?]0;owned?\n",
 }
