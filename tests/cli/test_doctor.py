@@ -673,18 +673,23 @@ def test_the_store_of_a_flat_file_is_asked_a_slow_one_is_advice_and_one_that_is_
 def test_a_flat_file_that_names_no_store_is_told_with_its_misspelt_keys(tmp_path: Path) -> None:
     flat = tmp_path / "whereabouts.conf"
     flat.write_text(json.dumps({"etcd_hos": "http://127.0.0.1:2379", "dataDir": str(tmp_path)}))
-    misspelt, unnamed, store = setup.check_store(str(flat))
-    assert (misspelt.level, store.level) == (ADVICE, OK)
+    misspelt, unnamed = setup.check_store(str(flat))
+    assert misspelt.level == ADVICE
     assert 'etcd_hos, and it is ignored: write "etcd_host"' in misspelt.found
     assert unnamed.level == NOTE and f"{flat} names none: the agent writes it, or copy one of" in unnamed.found
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"datastore": "fil"}', '{"datastore": "etcd"}'])
-def test_the_remedy_for_a_wrong_flat_file_is_to_correct_it(tmp_path: Path, text: str) -> None:
+def test_the_remedy_for_a_wrong_flat_file_is_to_correct_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str
+) -> None:
     flat = tmp_path / "whereabouts.conf"
     flat.write_text(text)
-    found = only(setup.check_store(str(flat)))
-    assert found.level == FAULT and found.remedy == "correct the file: each ADD fails meanwhile"
+    monkeypatch.setattr(source, "PATHS", (str(tmp_path / "none"), str(flat)))
+    for config in (str(flat), ""):
+        found = only(setup.check_store(config))
+        remedy = f"correct {flat}: an ADD whose network names no store fails meanwhile"
+        assert (found.level, found.remedy) == (FAULT, remedy)
 
 
 def test_a_state_directory_in_which_no_add_can_write_is_a_fault(tmp_path: Path) -> None:

@@ -155,9 +155,12 @@ def check_policy(masters: Collection[str]) -> Iterator[Observation]:
 def _store_of(config: str) -> stores.Choice | None:
     """The store of leases that the flat file (whereabouts.conf) at the path `config` names. The path "" means the
     installed flat file; return None if no flat file is installed."""
-    if not config and not any(os.path.exists(path) for path in source.PATHS):
-        return None
-    return stores.of_flat_file(config)
+    return stores.of_flat_file(config) if config or _installed() else None
+
+
+def _installed() -> str:
+    """The path of the installed flat file, or ""."""
+    return next(filter(os.path.exists, source.PATHS), "")
 
 
 def check_store(config: str = "") -> Iterator[Observation]:
@@ -172,6 +175,7 @@ def check_store(config: str = "") -> Iterator[Observation]:
             yield advice("flat file", text, "only known keys", "correct the key")
         if choice.unnamed:
             yield note("store of leases", f"{choice.unnamed} names none: {_NAMING}")
+            return
         subject = f"store: {choice.kind}"
         subject = f"store: {choice}"  # the text of `choice` may need the kubeconfig
         opened = choice.open(READ)
@@ -180,7 +184,7 @@ def check_store(config: str = "") -> Iterator[Observation]:
     except CniError as fault:
         remedy = "see the server, the kubeconfig's token and the network between: each ADD fails meanwhile"
         if subject == _UNREAD and isinstance(fault, InvalidConfig):
-            remedy = "correct the file: each ADD fails meanwhile"
+            remedy = f"correct {config or _installed()}: an ADD whose network names no store fails meanwhile"
         yield broken(subject, fault.msg, "it answers", remedy)
         return
     seconds = time.monotonic() - begun
