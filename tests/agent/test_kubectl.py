@@ -580,9 +580,7 @@ def test_no_agents_and_no_kubectl_are_told(cluster: Cluster) -> None:
 
 
 LOG = 'E1128 04:25:00.123456   21 memcache.go:265] "Unhandled Error" err="dial tcp"\n'
-NO_CLUSTER = (
-    "no kubeconfig names a current cluster: give one with --kubeconfig FILE or KUBECONFIG, or a context with --context\n"
-)
+NO_CLUSTER = "no kubeconfig names a current cluster: give one with --kubeconfig FILE or KUBECONFIG, or a context with --context\n"
 SAID = {  # the stderr of kubectl, and the end of our message
     f"{LOG}{LOG}error: no route\n": "failed: error: no route\n",
     LOG: f"failed: {LOG}",
