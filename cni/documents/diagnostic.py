@@ -162,8 +162,7 @@ class Scope:
                 else:
                     fix = fixes.get(last, "")
                     if error["type"] == "extra_forbidden" and len(error["loc"]) == 1:
-                        near = slip(last, (field.alias or name for name, field in model.model_fields.items()))
-                        fix = f'write "{near}"' if near else "remove it"
+                        fix = fix or correction(last, (one.alias or name for name, one in model.model_fields.items()))
                     self.error(keys, f"{shown(error['input'])}: {_wanted(error)}", fix)
             return None
 
