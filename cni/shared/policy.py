@@ -148,8 +148,10 @@ class Policy:
 
 def shortened(names: Sequence[str]) -> str:
     """The first of `names`, at least one, then "…" if there are more; "none" if there are none. The text is short,
-    because runtimes cut off the end of a message."""
-    shown = names[0][:_MOST_SHOWN] if names else "none"
+    because runtimes cut off the end of a message; a single long name ends with "…"."""
+    shown = names[0] if names else "none"
+    if len(shown) > _MOST_SHOWN:
+        return f"{shown[:_MOST_SHOWN]}…"
     for name in names[1:]:
         if len(shown) + len(name) > _MOST_SHOWN:
             return f"{shown}, …"
