@@ -655,10 +655,11 @@ def test_an_unknown_key_is_found_in_an_object_of_an_object(
 
 
 def test_an_unknown_key_of_a_plan_of_rails_has_the_remedy(tmp_path: Path) -> None:
-    plan = yaml.safe_load((CONF / "examples/rails-8.yaml").read_text()) | {"mastr": "eth{n}", "table-base": 1, "colour": 3}
+    plan = yaml.safe_load((CONF / "examples/rails-8.yaml").read_text())
+    plan |= {"mastr": "eth{n}", "numberVFs": 8, "colour": 3}
     (tmp_path / "rails.json").write_text(json.dumps(plan))
     fixes = {f.key: f.fix for f in lint([str(tmp_path / "rails.json")])}
-    assert fixes == {"mastr": 'write "master"', "table-base": 'write "tableBase"', "colour": "remove it"}
+    assert fixes == {"mastr": 'write "master"', "numberVFs": 'write "numVfs"', "colour": "remove it"}
 
 
 def test_the_flat_file_of_a_node_is_taken_into_account(tmp_path: Path) -> None:
