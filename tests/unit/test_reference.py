@@ -56,6 +56,7 @@ def reference() -> str:
     for title, table in SECTIONS:
         parts.append(f"\n**{title}**\n\n| key | wanted | default | meaning |\n|---|---|---|---|\n")
         for key in table:
+            assert key.name, f"{title}: a key outside of a class needs a name"
             cells = (f"`{key.name}`", wanted(key), default(key.default), key.doc.replace("|", "\\|"))
             parts.append("| " + " | ".join(cells) + " |\n")
     return "".join(parts) + "\n"
