@@ -61,7 +61,7 @@ class OutcomeUnknown(Unreachable):
 
 
 class Denied(InvalidConfig):
-    """Error: a server does not accept the credentials, or they do not allow a request."""
+    """Error: an API server does not accept the credentials, or they do not allow a request."""
 
 
 class Pauses:
