@@ -29,7 +29,7 @@ _USUAL_PATH = PATHS[1]
 DATA_ROOTS = ("/var/lib/cni/railcni/stores",)
 CONFIG_ROOTS = tuple(path.rpartition("/")[0] for path in PATHS)
 _MOST_BYTES = 1 << 20
-_MOST_SHOWN = 80  # characters of a list in a message
+_MOST_SHOWN = 60  # characters of a list in a message
 
 
 def root(value: Any) -> str:
