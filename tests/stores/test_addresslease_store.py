@@ -474,6 +474,61 @@ def test_a_takeover_that_comes_after_the_delete_was_settled_moves_no_lease(serve
     assert [lease.container_id for lease in opened().leases(POOL)] == ["old"]
 
 
+@pytest.mark.well("it calls the store itself, which leaves an open outcome to its caller")
+@pytest.mark.parametrize("holder", ["nobody", "another, which leaves meanwhile"])
+def test_a_create_that_comes_after_the_delete_was_settled_makes_no_lease_even_when_others_have_had_the_address(
+    server: ApiServer, opened: Opened, holder: str
+) -> None:
+    late = Lease(want(TEN + 1, POOL), owner("c1", 1))
+    if holder != "nobody":
+        held = claimed(opened(), TEN + 1, container="other")
+
+        def leaves(method: str, resource: str, number: int) -> None:
+            if method == "PATCH":
+                server.faults = lambda *_: None
+                opened().release(held)
+
+        server.faults = leaves
+    opened(lambda: [late]).settle(late.attachment, 1)
+    opened().release(claimed(opened(), TEN + 1, container="next"))
+    with pytest.raises(Exception, match="already exists"):
+        opened().api.create(ADDRESSES, objects.document(late))
+    assert list(opened().leases(POOL)) == []
+
+
+@pytest.mark.well("it calls the store itself, which leaves an open outcome to its caller")
+def test_a_failed_claim_leaves_the_newer_fence_of_an_object_that_it_puts_back(
+    server: ApiServer, opened: Opened
+) -> None:
+    late, other = (Lease(want(TEN + 1, POOL), owner(name, 1)) for name in ("c1", "c2"))
+    opened(lambda: [other]).settle(other.attachment, 1)
+    claimed(opened(), TEN + 2, container="holder")
+
+    def arrives(method: str, resource: str, number: int) -> None:
+        if method == "POST" and server.seen[-1][2]["metadata"]["name"] == "10.0.0.2":
+            server.faults = lambda *_: None
+            opened(lambda: [late]).settle(late.attachment, 1)
+            fences.append(server.metadata(ADDRESSES, "10.0.0.1")["labels"][objects.FENCE])
+
+    fences = [server.metadata(ADDRESSES, "10.0.0.1")["labels"][objects.FENCE]]
+    server.faults = arrives
+    assert isinstance(opened().claim([want(TEN + i, POOL) for i in (1, 2)], owner("c3", 2)), Taken)
+    old, new = fences
+    assert old < new == server.metadata(ADDRESSES, "10.0.0.1")["labels"][objects.FENCE]
+
+
+@pytest.mark.well("it calls the store itself, which leaves an open outcome to its caller")
+def test_a_lease_that_a_claim_could_not_give_up_is_found_by_the_next_reading(server: ApiServer, opened: Opened) -> None:
+    known: list[Lease] = []
+    store = opened(lambda: known)
+    old = claimed(store, TEN + 1)
+    server.faults = lambda method, resource, number: DROP_BEFORE if method == "DELETE" else None
+    known[:] = [Lease(want(TEN + 2, POOL), owner("c1", 2))]
+    assert isinstance(store.claim([want(TEN + 2, POOL)], owner("c1", 2), old), Unknown)
+    server.faults = lambda *_: None
+    assert [lease.value for lease in store.find(owner("c1").attachment)] == [TEN + 1, TEN + 2]
+
+
 # --- slices, rights ---
 
 

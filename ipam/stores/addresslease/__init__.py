@@ -60,6 +60,7 @@ class AddressLeaseStore(ObjectStore):
         self._lists: dict[tuple[Any, ...], Any] = {}  # the results of this session's lists
         self._recent = False  # whether lists come from the server's cache, which may be a moment old
         self._surveyed: Survey | None = None  # the last survey for a new attachment
+        self._is_doubtful = False  # an unfinished claim may have left leases that no record has
 
     def _begin(self) -> None:
         """Forget what the last session has read. This store has no lock to take."""
@@ -83,12 +84,15 @@ class AddressLeaseStore(ObjectStore):
                 refuse_elsewhere(self.api, want.pool)
 
     def find(self, attachment: Attachment) -> list[Lease]:
-        """As Store.find, but without a search if all leases in the attachment's record still exist: the attachment has
-        no others, since a claim makes all of its leases or none."""
+        """As Store.find. If this node's records have leases of the attachment, and all still exist, there is no search.
+
+        In this case the attachment has no other leases, since a claim makes all of its leases or none. But after a claim
+        with an unknown outcome there is a search, since the leases that it replaces may still exist.
+        """
         with self.session():
             recorded = [lease for lease in self._known() if lease.attachment == attachment]
             found = self._standing(recorded)
-            if not recorded or len(found) < len(recorded):
+            if not recorded or len(found) < len(recorded) or self._is_doubtful:
                 chosen = self._chosen({objects.ATTACHMENT: objects.hashed(*attachment.key())})
                 found = [entry.lease for entry in chosen if entry.held and entry.lease.attachment == attachment]
             return by_place(found)
@@ -220,6 +224,7 @@ class AddressLeaseStore(ObjectStore):
                 answer = self._attempt(wants, owner, instead_of)
             finally:
                 self._lists.clear()
+            self._is_doubtful = isinstance(answer, Unknown) and bool(instead_of)
             if instead_of or not isinstance(answer, Taken):
                 self._surveyed, self._recent = None, False
             return answer
@@ -276,7 +281,8 @@ class AddressLeaseStore(ObjectStore):
                 return None
             replaced = take(entry)
         now, before = replaced
-        restored = {"metadata": {"labels": before.labels}, "spec": before.spec}
+        labels = {key: text for key, text in before.labels.items() if key != objects.FENCE}  # it may have a newer one
+        restored = {"metadata": {"labels": labels}, "spec": before.spec}
         undo.append(lambda: self._objects.change(now, now.lease, lambda entry: self._objects.replace(entry, restored)))
         return now
 
@@ -328,18 +334,10 @@ class AddressLeaseStore(ObjectStore):
         self._objects.change(self._objects.get(objects.name_of(lease)), lease, mark)
 
     def settle(self, attachment: Attachment, sequence: int) -> None:
-        """As Store.settle: make or change an object at each recorded address, so that a late create or patch fails."""
+        """As Store.settle: make or label an object at each recorded address, so that a late create or patch fails."""
         with self.session():
             for lease in [lease for lease in self._known() if lease.attachment == attachment]:
-                document = objects.document(lease, objects.FORMER)
-                document["spec"]["sequence"] = time.time_ns()
-                try:
-                    entry, ours = self._objects.create(document, lease)
-                    if not ours:  # a late takeover tests the former resourceVersion
-                        labels = entry.labels | {objects.FENCE: str(time.time_ns())}
-                        self._objects.replace(entry, {"metadata": {"labels": labels}, "spec": entry.spec})
-                except Conflict:
-                    pass  # the object has changed meanwhile, or is gone
+                self._objects.fence(lease)
             self._lists.clear()
 
     def forget(self) -> None:

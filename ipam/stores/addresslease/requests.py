@@ -1,7 +1,8 @@
 """Requests for AddressLeases, each made again after a lost reply.
 
-A second create finds the object that the first create made. A change tests the resourceVersion, and a deletion tests
-uid and resourceVersion. So a late change or deletion fails, since the object has changed by then.
+A change tests the resourceVersion, and a deletion tests uid and resourceVersion. So a late change or deletion fails,
+since the object has changed by then. A create has nothing to test: it fails while the object exists. So the create of a
+lease is never repeated, and after a lost reply the object stays for some time (`Objects.fence`).
 
 An object's name makes an address unique in its scope; if the lease has no scope, in its pool. A range is in one store
 only: the first claim of a pool creates a closed IPPool, whose spec.range no program can use, and each claim reads this
@@ -74,29 +75,52 @@ class Objects:
     def create(self, document: dict[str, Any], lease: Lease) -> tuple[Entry, bool]:
         """Create `document`; return (the object of this name, whether it belongs to `lease`).
 
-        Raises Conflict when an object of this name was just deleted. After a lost reply a second request is made, and
-        the first may still arrive. So the second request sets the label FENCE, and `remove` keeps an object with this
-        label. Raises OutcomeUnknown when the second request finds another owner's lease, or no object.
+        Raises Conflict when an object of this name was just deleted. After a lost reply, `fence` shows the outcome for a
+        lease. A second create might be served after the release of what the first one has made.
         """
 
         def create(again: bool) -> tuple[Entry, bool]:
-            if again:
-                document["metadata"]["labels"][objects.FENCE] = str(time.time_ns())
+            if again and document["spec"]["state"] == objects.HELD:
+                entry = self.fence(lease)
+                return entry, entry.is_of(lease)
             try:
                 made = self.api.create(ADDRESSES, document, brief=True)
                 return self._entry({**document, "metadata": made.get("metadata") or {}}), True
             except Conflict:
                 found = self.get(document["metadata"]["name"])
-                ours = found is not None and found.is_of(lease)
-                if again and document["spec"]["state"] == objects.HELD and not ours and (found is None or found.held):
-                    raise OutcomeUnknown(
-                        f"a create of addresslease {document['metadata']['name']} may be served late"
-                    ) from None
                 if found is None:
                     raise
-                return found, ours
+                return found, found.is_of(lease)
 
         return _twice(create)
+
+    def fence(self, lease: Lease) -> Entry:
+        """Make each late create and each late takeover for `lease` fail; return the object of the address.
+
+        If one has been served already, the object holds `lease`. Otherwise the object has a new label FENCE, and
+        `remove` keeps the object. If there is none, a free one is made. Raises OutcomeUnknown when this fails.
+        """
+        attempts = Pauses(min(time.monotonic() + self.api.seconds, self.api.deadline))
+        while True:
+            now = time.time_ns()
+            document = objects.document(lease, objects.FORMER)
+            document["metadata"]["labels"][objects.FENCE] = str(now)
+            document["spec"]["sequence"] = now
+            try:
+                entry, _ = self.create(document, lease)
+                if not entry.is_of(lease) and entry.labels.get(objects.FENCE) != str(now):
+                    labels = entry.labels | {objects.FENCE: str(now)}
+                    entry = self.replace(entry, {"metadata": {"labels": labels}, "spec": entry.spec})
+                if entry.is_of(lease) or entry.labels.get(objects.FENCE) == str(now):
+                    return entry
+                fault = "it has another label"
+            except Conflict as conflict:  # an object without the label may be gone before the late create arrives
+                fault = str(conflict)
+            attempts.insist(
+                OutcomeUnknown(
+                    f"addresslease {objects.name_of(lease)} of {self.api} was changed by others each time: {fault}"
+                )
+            )
 
     def replace(self, entry: Entry, new: dict[str, Any]) -> Entry:
         """Give `entry` the labels and the spec of `new`. Raises Conflict when the object has changed meanwhile."""
