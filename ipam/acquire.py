@@ -25,7 +25,8 @@ An attempt is made in one session of the store. The rules of an attempt, in orde
    node made before its last boot are freed.
 6. *Claim.* The claim gives up former leases and makes all new ones, or changes nothing. Before another attempt the call
    waits a random time, whose bound grows. After some seconds of attempts, it also waits about a second for each request
-   of an attempt. A claim with an unknown outcome is made to fail (Store.settle) before other addresses are claimed.
+   of an attempt. A claim with an unknown outcome is made to fail (Store.settle) before other addresses are
+   claimed, in most stores also before the same ones are claimed again.
 """
 
 from __future__ import annotations
@@ -131,14 +132,15 @@ class _Attempts:
             self._new = False
             return Taken([])
         wants = [need.want(value) for need, value in zip(self.needs, values, strict=True)]
+        if self._forbid_open(wants, found.own):
+            return self.once()  # the earlier claim may have been executed after the survey
         if planned.settled:
             terms.remember(wants, found.own[0].sequence)
             return values
-        self._forbid_open(wants, found.own)
         terms.remember(wants, owner.sequence)
         answer = store.claim(wants, owner, planned.given_up)
         if isinstance(answer, Unknown):
-            terms.open, terms.is_unsure = wants, True
+            terms.open, terms.is_unsure = () if answer.failed else wants, True
         if isinstance(answer, Claimed):
             return values
         if isinstance(answer, Taken) and answer.wants:
@@ -148,12 +150,19 @@ class _Attempts:
         self._new = self._new and isinstance(answer, Taken)
         return answer
 
-    def _forbid_open(self, wants: Sequence[Want], own: Sequence[Lease]) -> None:
-        """Make an earlier, unfinished claim (`terms.open`) fail if it names an address outside of `wants` and `own`."""
-        known = {(*want.place, want.scope) for want in (*wants, *own)}
-        if any((*want.place, want.scope) not in known for want in self._terms.open):
-            self._store.settle(self._owner.attachment, self._owner.sequence - 1)
-            self._terms.open = ()
+    def _forbid_open(self, wants: Sequence[Want], own: Sequence[Lease]) -> bool:
+        """Make an earlier, unfinished claim (`terms.open`) fail, unless the store has executed it, as the leases `own` show,
+        or the claim of `wants` makes it fail. Returns whether this was necessary.
+
+        In most stores another claim of the same addresses does not suffice, since the earlier claim could be executed
+        after the release of the addresses.
+        """
+        known = {(*want.place, want.scope) for want in (*own, *(wants if self._store.replaces else ()))}
+        if all((*want.place, want.scope) in known for want in self._terms.open):
+            return False
+        self._store.settle(self._owner.attachment, self._owner.sequence - 1)
+        self._terms.open = ()
+        return True
 
     def _check_requested(self, kept: Sequence[Lease]) -> None:
         """Raise TryAgainLater when a requested address, other than those of `kept`, was freed within its cooldown."""

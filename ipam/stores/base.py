@@ -136,10 +136,14 @@ class Taken:
 
 
 class Unknown:
-    """Answer of `claim`: the outcome is unknown until `find`, in a new session, shows it. `reason` is the error."""
+    """Answer of `claim`: the outcome is unknown until `find`, in a new session, shows it. `reason` is the error.
 
-    def __init__(self, reason: CniError) -> None:
+    `failed`: nothing was changed, and the store will not execute the claim later.
+    """
+
+    def __init__(self, reason: CniError, failed: bool = False) -> None:
         self.reason = reason
+        self.failed = failed
 
 
 class Store:
@@ -161,6 +165,9 @@ class Store:
     window = 4096  # addresses of one step of a search: a power of two
     page = 1000  # leases in one reading
     spreads = True  # whether simultaneous claims of different addresses of a pool all succeed
+    replaces = (
+        False  # whether a claim makes each earlier one of the same addresses and attachment fail if it arrives late
+    )
     places = 0  # spread positions in a pool that a search tries before it reads the pool window by window
 
     def __init__(self) -> None:

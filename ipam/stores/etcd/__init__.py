@@ -163,7 +163,8 @@ class EtcdStore(ServedStore):
         if reply.succeeded:
             return Claimed(leases)
         taken = self._taken(wants, instead_of, reply.answers)
-        return Taken(taken) if taken else Unknown(OutcomeUnknown(f"a claim of {owner.attachment} came too late: retry"))
+        late = OutcomeUnknown(f"a claim of {owner.attachment} came too late: retry")
+        return Taken(taken) if taken else Unknown(late, failed=True)
 
     def _taken(self, wants: Sequence[Want], instead_of: Sequence[Lease], found: Sequence[Answer]) -> list[Want]:
         """The addresses that prevent a claim (ipam.stores.served.conflicts). `found` shows which keys exist."""
@@ -182,7 +183,7 @@ class EtcdStore(ServedStore):
             reply = self._call(txn.transaction(is_made, [], [self._void(owner.attachment, owner.sequence)]))
         except CniError as other:
             return Unknown(other)
-        return Claimed(leases) if reply.succeeded else Unknown(fault)
+        return Claimed(leases) if reply.succeeded else Unknown(fault, failed=True)
 
     def settle(self, attachment: Attachment, sequence: int) -> None:
         self._call(txn.transaction([], [self._void(attachment, sequence)]))

@@ -45,6 +45,7 @@ class KubernetesStore(PoolReadings):
     kind = "kubernetes"
     window = 256  # the pool is in memory, and `next_open` skips full spans
     spreads = False  # a pool is one object
+    replaces = True  # each claim gives the pool another resourceVersion, which a late one tests
 
     def _prepare(self) -> None:
         super()._prepare()
