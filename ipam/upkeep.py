@@ -52,8 +52,8 @@ def release(
     """
     held = recorded_leases(attachment, record) if record else []
     restore = restorer(store_ref, records)
+    recorded = list(held)
     if stores.is_shared(store_ref):  # a release reads only this attachment's leases
-        recorded = list(held)
         restore = lambda: recorded  # noqa: E731
     store = stores.open_store(store_ref, CREATE if record else CHANGE, restore, seconds)
     store.finish_by(time.monotonic() + seconds if seconds else float("inf"), hurries=True)
@@ -69,9 +69,10 @@ def release(
     try:
         with store.session():
             # a claim is made as a whole, so an attachment with a correct record has no other lease
-            if not held or store.release(held) < len(held):
+            if not recorded or store.release(recorded) < len(recorded):
                 held = store.find(attachment)
-                if not held and record and record["sequence"]:  # no sequence: nothing was claimed
+                missing = {lease.place for lease in recorded} - {lease.place for lease in held}
+                if (missing or not held) and record and record["sequence"]:  # no sequence: nothing was claimed
                     store.settle(attachment, record["sequence"])
                     held = store.find(attachment)  # the store may just have executed a claim that was under way
                 if held:
@@ -204,6 +205,8 @@ def _lease_shared(attachment: Attachment, store_ref: dict[str, Any] | None, reco
                 if (pool, text) in zip(record["pools"], record["addresses"], strict=False):
                     more = {}  # recorded already, by a claim whose outcome was unknown
                 records.write(attachment, PART, {**record, **more})
+                if not (more or holder) and store.kind == "addresslease":  # etcd would refuse this claim, too
+                    store.settle(attachment, owner.sequence)  # or the former claim might be executed after the release
                 answer = None if holder else store.claim([want], owner)
                 record |= {} if isinstance(answer, Taken) else more
                 if not isinstance(answer, Taken | Unknown):
