@@ -7,7 +7,7 @@ import json
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -444,6 +444,119 @@ def test_a_create_that_is_served_after_its_repetition_was_refused_makes_no_lease
         place.delete("c2", "b")
     assert place.server.catch_up() == [409]
     assert place.leased({"kind": "addresslease", **place.block["kubernetes"]}) == ({} if is_left else {given: "c2"})
+
+
+REPEATED, TAKEN = "it is repeated", "others take its address"
+KILLED, ALONE = "it is killed, and the other leaves", "it is killed"
+
+
+@pytest.mark.parametrize(
+    ("place", "ends", "illnesses", "at"),
+    [
+        *pairwise(
+            ILL_STORES, [REPEATED, TAKEN, KILLED, ALONE], [(LATE,), (LATE, LATE), (LATE, LOST_AFTER)], [1, 2, 3, 4]
+        ),
+        ("addresslease", TAKEN, (LATE,), 2),
+        ("etcd", ALONE, (LATE,), 1),
+    ],
+    indirect=["place"],
+)
+def test_a_claim_that_is_served_after_the_release_of_its_attachment_makes_no_lease(
+    place: Place, ends: str, illnesses: tuple[str, ...], at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first changes of an ADD are ill. When it sends its request number `at` after the first of them, it is killed, or
+    another attachment leaves, whose address it has tried to claim: the cache does not show that lease."""
+    monkeypatch.setattr(base, "time", Hurry)
+    small = {"range": "10.0.0.0/29"}
+    place.server.lag()
+    place.add("before", "b", node="node-2", **small)
+    ((_, _, record),) = place.records("node-2").all("ipam")
+    left, sent = list(illnesses), itertools.count()
+    real = http.Connection.request
+
+    def choose(change: str) -> str:
+        return left.pop(0) if left else ""
+
+    def request(connection: http.Connection, *arguments: Any) -> tuple[int, bytes]:
+        if len(left) < len(illnesses) and next(sent) == at - 1:
+            sending.undo()
+            if ends in (KILLED, ALONE):
+                raise Died
+            leave()
+        return real(connection, *arguments)
+
+    def leave() -> None:
+        ills, left[:] = left[:], []
+        with monkeypatch.context() as patch:  # the locks of another node
+            patch.setattr(locks, "DIRECTORY", str(place.directory / "run2"))
+            place.delete("before", "b", node="node-2", **small)
+        left[:] = ills
+
+    with ill(place, choose) as unwell:
+        with pytest.MonkeyPatch.context() as sending:
+            sending.setattr(http.Connection, "request", request)
+            with suppress(Died, TryAgainLater):
+                place.call("ADD", "c1", "a", **small)
+        left.clear()
+        if ends != ALONE:
+            leave()
+        if ends != TAKEN:
+            place.add("c1", "a", **small)
+        place.delete("c1", "a", **small)
+        place.flush(None)
+        leave()
+        if ends == TAKEN:
+            fill(place, small["range"], 6)
+            for number in range(6):
+                place.delete(f"f{number}", **small)
+        unwell.catch_up()
+    assert unwell.met and place.records().all() == []
+    assert place.leased(record["store"]) == {}
+
+
+@pytest.mark.parametrize("illness", [LOST, LOST_AFTER, LATE])
+@pytest.mark.parametrize("place", ILL_STORES, indirect=True)
+def test_a_claim_of_a_shared_address_that_is_served_after_the_release_makes_no_lease(
+    place: Place, illness: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "time", Hurry)
+    static = {"addresses": [{"address": "10.0.0.2/24"}]}
+    for container in ("c1", "c2"):
+        place.add(container, container, **static)
+    store_ref = place.records().all()[0][2]["store"]
+    place.delete("c1", "c1", **static)
+    with ill(place, first(illness, 2)) as unwell:
+        place.flush(store_ref)
+        place.flush(store_ref)
+        place.delete("c2", "c2", **static)
+        unwell.catch_up()
+    assert place.leased(store_ref) == {} and place.records().all() == []
+
+
+@pytest.mark.parametrize("place", ILL_STORES, indirect=True)
+def test_a_move_to_another_range_that_is_served_after_the_delete_of_a_killed_add_leaves_nothing(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "time", Hurry)
+    others = {"range": "10.0.1.0/24"}
+    place.add("other", "b", **others)
+    assert place.add("c1", "a") == "10.0.0.1"
+    left = [LATE]
+
+    def choose(change: str) -> str:
+        if left:
+            dying.setattr(http.Connection, "request", die)
+        return left.pop() if left else ""
+
+    def die(*_: object) -> None:
+        raise Died
+
+    with ill(place, choose) as unwell:
+        with pytest.MonkeyPatch.context() as dying, pytest.raises(Died):
+            place.call("ADD", "c1", "a", **others)
+        place.delete("c1", "a", **others)
+        unwell.catch_up()
+    assert place.leased(place.store_ref) == {"10.0.1.1": "other"}
 
 
 # --- what a name and its content both say ---

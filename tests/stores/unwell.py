@@ -101,7 +101,8 @@ class Unwell:
                 if does == SLOW:
                     time.sleep(_SLOW_SECONDS)
                 if does == LATE:
-                    outer._late.append((next(outer._between), request))
+                    with outer._lock:
+                        outer._late.append((next(outer._between), request))
                 if does in (LOST, LATE):
                     self.close_connection = True
                     return
