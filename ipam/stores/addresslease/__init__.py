@@ -84,11 +84,9 @@ class AddressLeaseStore(ObjectStore):
                 refuse_elsewhere(self.api, want.pool)
 
     def find(self, attachment: Attachment) -> list[Lease]:
-        """As Store.find. If this node's records have leases of the attachment, and all still exist, there is no search.
-
-        In this case the attachment has no other leases, since a claim makes all of its leases or none. But after a claim
-        with an unknown outcome there is a search, since the leases that it replaces may still exist.
-        """
+        """As Store.find, but without a search if all leases in the attachment's record still exist: the attachment has
+        no others, since a claim makes all of its leases or none. After a claim with an unknown outcome there is a search,
+        since the leases that the claim was to replace may still exist."""
         with self.session():
             recorded = [lease for lease in self._known() if lease.attachment == attachment]
             found = self._standing(recorded)
