@@ -71,12 +71,15 @@ def release(
             # a claim is made as a whole, so an attachment with a correct record has no other lease
             if not recorded or store.release(recorded) < len(recorded):
                 held = store.find(attachment)
+                if held:
+                    store.release(held)
                 missing = {lease.place for lease in recorded} - {lease.place for lease in held}
                 if (missing or not held) and record and record["sequence"]:  # no sequence: nothing was claimed
                     store.settle(attachment, record["sequence"])
-                    held = store.find(attachment)  # the store may just have executed a claim that was under way
-                if held:
-                    store.release(held)
+                    late = store.find(attachment)  # the store may just have executed a claim that was under way
+                    if late:
+                        store.release(late)
+                        held = [*held, *late]
     except CniError as fault:
         if _is_over(record, store_ref, fault):
             records.log.warning(f"no address of {attachment} is recorded, so none is released: {fault.msg}")
@@ -204,9 +207,10 @@ def _lease_shared(attachment: Attachment, store_ref: dict[str, Any] | None, reco
                 more: dict[str, Any] = {"pools": [*record["pools"], pool], "addresses": [*record["addresses"], text]}
                 if (pool, text) in zip(record["pools"], record["addresses"], strict=False):
                     more = {}  # recorded already, by a claim whose outcome was unknown
-                records.write(attachment, PART, {**record, **more})
-                if not (more or holder) and store.kind == "addresslease":  # etcd would refuse this claim, too
+                if not (more or holder) and not store.replaces:
                     store.settle(attachment, owner.sequence)  # or the former claim might be executed after the release
+                    owner.sequence = record["sequence"] = max(time.time_ns(), owner.sequence + 1)
+                records.write(attachment, PART, {**record, **more})
                 answer = None if holder else store.claim([want], owner)
                 record |= {} if isinstance(answer, Taken) else more
                 if not isinstance(answer, Taken | Unknown):

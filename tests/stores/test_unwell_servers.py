@@ -514,10 +514,13 @@ def test_a_claim_that_is_served_after_the_release_of_its_attachment_makes_no_lea
     assert place.leased(record["store"]) == {}
 
 
-@pytest.mark.parametrize("illness", [LOST, LOST_AFTER, LATE])
+KILLS = [0, 1, 2, 3, 4]  # the number of the change after which the first attempt is killed; 0: it is not killed
+
+
+@pytest.mark.parametrize(("illness", "kill"), [(LOST, 0), (LOST_AFTER, 0), *[(LATE, number) for number in KILLS]])
 @pytest.mark.parametrize("place", ILL_STORES, indirect=True)
 def test_a_claim_of_a_shared_address_that_is_served_after_the_release_makes_no_lease(
-    place: Place, illness: str, monkeypatch: pytest.MonkeyPatch
+    place: Place, illness: str, kill: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(base, "time", Hurry)
     static = {"addresses": [{"address": "10.0.0.2/24"}]}
@@ -525,8 +528,21 @@ def test_a_claim_of_a_shared_address_that_is_served_after_the_release_makes_no_l
         place.add(container, container, **static)
     store_ref = place.records().all()[0][2]["store"]
     place.delete("c1", "c1", **static)
-    with ill(place, first(illness, 2)) as unwell:
-        place.flush(store_ref)
+    changes, kills = itertools.count(1), [kill]
+
+    def choose(change: str) -> str:
+        number = next(changes)
+        if number in kills:
+            dying.setattr(http.Connection, "request", die)
+        return illness if number <= max(kill, 2) else ""
+
+    def die(*_: object) -> None:
+        raise Died
+
+    with ill(place, choose) as unwell:
+        with pytest.MonkeyPatch.context() as dying, suppress(Died):
+            place.flush(store_ref)
+        kills.clear()
         place.flush(store_ref)
         place.delete("c2", "c2", **static)
         unwell.catch_up()
