@@ -92,7 +92,7 @@ MISTAKEN = {
 }  # fmt: skip
 MISTAKEN |= {
     f"a claim that came just before it was forbidden: {store}": (
-        Edit("ipam/upkeep.py", r"held = store\.find\(attachment\)  # the store may.*", "pass"),
+        Edit("ipam/upkeep.py", r"late = store\.find\(attachment\)  # the store may.*", "late = []"),
         (f"{store}-macvlan-add", "killed-overtaken", "delete"),
         "the first DEL has left lease",
     )
