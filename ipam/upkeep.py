@@ -50,9 +50,8 @@ def release(
     pending. But if the record names no address and another attempt would be useless, the error is only logged, and the
     record removed: an ADD records addresses before it claims them, so none was claimed.
     """
-    held = recorded_leases(attachment, record) if record else []
+    held = recorded = recorded_leases(attachment, record) if record else []
     restore = restorer(store_ref, records)
-    recorded = list(held)
     if stores.is_shared(store_ref):  # a release reads only this attachment's leases
         restore = lambda: recorded  # noqa: E731
     store = stores.open_store(store_ref, CREATE if record else CHANGE, restore, seconds)
