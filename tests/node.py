@@ -481,8 +481,9 @@ def _stdin(config: Mapping[str, Any] | bytes) -> bytes:
     return config if isinstance(config, bytes) else json.dumps(config).encode()
 
 
-def until(condition: Any, seconds: float = 5.0) -> bool:
-    """Whether `condition()` became true within `seconds`. It looks ever less often: a look may cost a call."""
+def until(condition: Any, seconds: float = 30.0) -> bool:
+    """Whether `condition()` became true within `seconds`, which suffice in an emulated machine too. It looks ever less
+    often: a look may cost a call."""
     began = time.monotonic()
     while not condition():
         waited = time.monotonic() - began
