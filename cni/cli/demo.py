@@ -98,9 +98,9 @@ def run() -> Iterator[Observation]:
 
 
 def _isolate() -> None:
-    """Move this process into new mount and network namespaces; a user who is not root becomes root of a new user
-    namespace too. In the new mount namespace, /etc, /run and /var/lib have a symbolic link to each old entry except
-    CNI's. Raises OSError if the kernel refuses."""
+    """Move this process into new mount and network namespaces. A user other than root first becomes root of a new user
+    namespace. In the new mount namespace, /etc, /run and /var/lib have a symbolic link to each old entry, but not to
+    those of CNI. Raises OSError if the kernel refuses."""
     uid, gid = os.geteuid(), os.getegid()
     _call("unshare", (_CLONE_NEWUSER if uid else 0) | _CLONE_NEWNS | _CLONE_NEWNET)
     if uid:

@@ -165,9 +165,7 @@ class Store:
     window = 4096  # addresses of one step of a search: a power of two
     page = 1000  # leases in one reading
     spreads = True  # whether simultaneous claims of different addresses of a pool all succeed
-    replaces = (
-        False  # whether a claim makes each earlier one of the same addresses and attachment fail if it arrives late
-    )
+    replaces = False  # whether a claim makes each earlier claim of the attachment for the same addresses fail
     places = 0  # spread positions in a pool that a search tries before it reads the pool window by window
 
     def __init__(self) -> None:

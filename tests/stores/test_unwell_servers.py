@@ -176,6 +176,18 @@ def test_an_add_outlasts_a_server_that_is_ill(place: Place, illness: str, monkey
     assert place.records().all() == [] and not place.server.names("overlappingrangeipreservations")
 
 
+SHARED = {"addresses": [{"address": "10.0.0.2/24"}]}
+
+
+def share(place: Place) -> dict[str, Any]:
+    """Give c1 and c2 the static address, and delete c1, which had the lease; the reference to the store."""
+    for container in ("c1", "c2"):
+        place.add(container, container, **SHARED)
+    store_ref: dict[str, Any] = place.records().all()[0][2]["store"]
+    place.delete("c1", "c1", **SHARED)
+    return store_ref
+
+
 @pytest.mark.parametrize("illness", ["timeout", LOST, LOST_AFTER, LATE])
 @pytest.mark.parametrize("place", ILL_STORES, indirect=True)
 def test_a_shared_address_is_leased_again_although_the_first_attempt_was_open(
@@ -183,11 +195,7 @@ def test_a_shared_address_is_leased_again_although_the_first_attempt_was_open(
 ) -> None:
     """A later attempt of the agent makes it: in etcd when the member has forgotten that the first one was forbidden."""
     monkeypatch.setattr(base, "time", Hurry)
-    static = {"addresses": [{"address": "10.0.0.2/24"}]}
-    for container in ("c1", "c2"):
-        place.add(container, container, **static)
-    store_ref = place.records().all()[0][2]["store"]
-    place.delete("c1", "c1", **static)
+    store_ref = share(place)
     with ill(place, first(illness, 3)) as unwell:
         place.flush(store_ref)
     assert unwell.met
@@ -195,7 +203,7 @@ def test_a_shared_address_is_leased_again_although_the_first_attempt_was_open(
     ((_, _, record),) = place.records().all("ipam")
     assert record["shared"] == [] if "10.0.0.2" in place.leased(store_ref) else place.records().is_reminded(0)
     assert "10.0.0.2" in place.leased(store_ref) or record["store"]["kind"] == "etcd"
-    place.delete("c2", "c2", **static)
+    place.delete("c2", "c2", **SHARED)
     assert place.leased(store_ref) == {} and place.records().all() == []
 
 
@@ -523,11 +531,7 @@ def test_a_claim_of_a_shared_address_that_is_served_after_the_release_makes_no_l
     place: Place, illness: str, kill: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(base, "time", Hurry)
-    static = {"addresses": [{"address": "10.0.0.2/24"}]}
-    for container in ("c1", "c2"):
-        place.add(container, container, **static)
-    store_ref = place.records().all()[0][2]["store"]
-    place.delete("c1", "c1", **static)
+    store_ref = share(place)
     changes, kills = itertools.count(1), [kill]
 
     def choose(change: str) -> str:
@@ -544,7 +548,7 @@ def test_a_claim_of_a_shared_address_that_is_served_after_the_release_makes_no_l
             place.flush(store_ref)
         kills.clear()
         place.flush(store_ref)
-        place.delete("c2", "c2", **static)
+        place.delete("c2", "c2", **SHARED)
         unwell.catch_up()
     assert place.leased(store_ref) == {} and place.records().all() == []
 
