@@ -1,1 +1,1 @@
-"""The pack, one file of compiled modules. pack.py writes the pack; an executable imports from the pack by packed.py."""
+"""The pack: one file of compiled modules. pack.py writes the pack; packed.py imports modules from it in a process."""

@@ -4,7 +4,8 @@
 
 writes bin/modules.TAG. TAG is the version of the Python that runs the command (cpython-311), because compiled code fits
 only one version. The file begins with a head of HEAD bytes. The head has the marshalled pair (code of
-cni/compiled/packed.py, index), and at its end a digest of the whole content. The code of each module follows the head.
+cni/compiled/packed.py, index of the modules), and at its end a digest of the whole content. The code of each module
+follows the head.
 Docstrings, assertions, annotations and the imports for annotations are left out: nothing reads them in a plugin.
 """
 
@@ -19,7 +20,7 @@ import sys
 from types import CodeType
 
 ROOT = os.path.abspath(__file__).rpartition("/cni/")[0]
-HEAD = 12288  # bytes, which a launcher reads at once
+HEAD = 12288  # bytes; a launcher reads them at once
 DIGEST = 32  # hexadecimal digits at the end of the head, by which executables find workers of their version (cni/warm)
 _ROOMS = ("cli", "cluster", "compiled.pack", "compiled.packed", "dist", "documents", "lint", "node", "resources")
 NOT_OF_PLUGINS = tuple(f"cni.{room}" for room in _ROOMS)

@@ -1,12 +1,12 @@
 """The first Python code of an executable: import modules from the pack, the file of compiled modules (see pack.py).
 
-The launcher (bin/launcher.in) defines three globals and calls `main`. `root` is the directory of the project, `pack`
+The launcher (bin/launcher.in) defines three globals and calls `main`. `root` is the directory of the project. `pack` is
 the file descriptor of the pack. `index` maps the name of each module to three values: whether the module is a package,
-the offset and the size of its code, in bytes.
+and the offset and the size of its code, in bytes.
 
-A warm worker is a process that waits for calls (cni/warm). If the launcher found none, the first argument identifies
-the launcher, and this process starts a supervisor of workers after the call. If there is also a second argument, the
-descriptor of a lock, this process becomes the supervisor.
+A warm worker is a process that waits for calls (cni/warm). If the launcher found no worker, the first argument
+identifies the launcher, and this process starts a supervisor of workers after the call. If there is a second argument,
+the descriptor of a lock, this process itself becomes the supervisor.
 
 An import from a directory costs 0.1 ms, mostly for a dozen system calls. An import from the pack costs 0.06 ms, which
 saves 2 ms for the 47 modules of a CHECK.

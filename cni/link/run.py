@@ -92,7 +92,7 @@ def _call(plugin: str, call: Request) -> Result | None:
 
 
 def _finish_others(call: Request, records: Records) -> None:
-    """Try to end the attachments whose DEL failed or never came, if the time for the next attempt has come."""
+    """If the next attempt is due, try to remove the attachments whose DEL failed or never came."""
     if not records.is_look_due():
         return
     from cni.link.verbs import gc  # most calls do not look for such attachments

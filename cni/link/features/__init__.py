@@ -30,22 +30,22 @@ if TYPE_CHECKING:
     from cni.shared.spec.result import Result
 
     class Feature(Protocol):
-        """The functions of a feature's module. `config` is the result of `read`, `document` that of `plan` as JSON."""
+        """The functions of a feature's module. `config` is the result of `read`, `document` the result of `plan`."""
 
         KEY: Key  # the feature's key in the network configuration
         KEYS: Sequence[Key]  # the keys of the object that may be the value of KEY
 
         def read(self, value: Any, request: Request, faults: list[Fault]) -> Any:
-            """Return the checked configuration, or None if the feature is not wanted. Append wrong values to `faults`.
-            `value` is the value of the feature's key in the network configuration, None when absent."""
+            """Return the checked configuration, or None if the feature is not wanted. Append a fault to `faults` for
+            each wrong value. `value` is that of the feature's key in the network configuration, None when absent."""
 
         def plan(
             self, config: Any, request: Request, carrier: tuple[str, bool], is_shared: bool, sandbox: Sandbox, log: Log
         ) -> dict[str, Any] | None:
-            """Plan, but change nothing. Returns None if there is nothing to do. Raises CniError if ADD would fail.
+            """Make a plan, which must fit in JSON; None if there is nothing to do. Raises CniError if ADD would fail.
 
-            `carrier` has the name of the netdev that carries the link's traffic, or "", and whether it is in the
-            sandbox. `is_shared` is true if the netdev stays on the host and attachments share it.
+            `carrier` is the result of `LinkPlugin.carrier`: the netdev that carries the link's traffic. `is_shared` is
+            true if this netdev stays on the host and attachments share it.
             """
 
         def before_up(self, document: dict[str, Any], link: Link, sandbox: Sandbox) -> None:
@@ -57,15 +57,15 @@ if TYPE_CHECKING:
             The thread is in the sandbox. A CniError undoes the attachment. Returns True if `document` has changed."""
 
         def remove(self, document: dict[str, Any], sandbox: Sandbox | None, log: Log) -> None:
-            """Undo the feature, even if it was applied only in part, before the link is removed. May be called again.
+            """Undo the feature, even if it was applied only in part. Called before the link is removed, perhaps twice.
             `sandbox` is None when the sandbox is gone. The thread is on the host."""
 
         def differences(self, document: dict[str, Any], link: Link, expected: Result, sandbox: Sandbox) -> list[str]:
-            """A text for each difference of `link` from the state after an ADD with the result `expected`. The thread
-            is on the host."""
+            """A text for each difference between the present state of `link` and the state after the ADD, whose result
+            was `expected`. The thread is on the host."""
 
         def unlike(self, document: dict[str, Any] | None, config: Any) -> list[str]:
-            """A text for each difference between `config` and the plan `document`, None if there is no plan. No I/O."""
+            """A text for each difference between `config` and the plan, which is None if no plan was made. No I/O."""
 
         def status(self, config: Any, is_shared: bool, netdev: Link | None) -> None:
             """Raise NotAvailable or LimitedConnectivity when an ADD could not succeed now. `netdev` is the host's
@@ -123,8 +123,8 @@ class Asked(dict[str, "Any"]):  # in quotes: the pack has no typing
 
 
 def read(request: Request, faults: list[Fault]) -> Asked:
-    """The checked configurations of the features whose key is present or that may apply without their key (UNASKED).
-    Appends wrong values to `faults`."""
+    """The checked configurations of the features that may apply: those whose key is present, and those in UNASKED.
+    Appends a fault to `faults` for each wrong value."""
     asked = Asked()
     for name in NAMES:
         value = request.member(name)

@@ -26,7 +26,7 @@ _MOST_BYTES = 1 << 20
 
 
 def path(value: Any) -> str:
-    """Resolve the path `value` from runtimeConfig; "" if absent. Raises InvalidConfig if the policy forbids it."""
+    """Resolve the path `value` of runtimeConfig; "" without a path. Raises InvalidConfig if the policy forbids it."""
     if not value:
         return ""
     try:
@@ -67,7 +67,8 @@ def claim(value: Any, devices: Sequence[str], request: Request, log: Log) -> tup
 
 
 def write(path: str, document: dict[str, Any], whose: dict[str, Any], log: Log) -> None:
-    """Write `document` to the file of `whose`, and keep the device plugin's members. Raises IoFailure on failure."""
+    """Write `document` to the file, with its owner `whose` (from `claim`); do nothing if the file has another owner
+    now. Members that the device plugin wrote are kept. Raises IoFailure when the file cannot be written."""
     with Records(log=log).locked_info_file(path):
         former = _former(path)
         if not _is_free(path, former, [document.get("pci", {}).get("pci-address", "")], whose, log):
@@ -85,7 +86,7 @@ def write(path: str, document: dict[str, Any], whose: dict[str, Any], log: Log) 
 
 
 def remove(path: str, whose: dict[str, Any], log: Log) -> None:
-    """Remove the file if its owner is `whose` (from `claim`). Raises IoFailure when this fails."""
+    """Remove the file if its owner is `whose` (from `claim`). Raises IoFailure when the file cannot be removed."""
     with Records(log=log).locked_info_file(path):
         is_there = files.mark(path) != ()
         if is_there and member(_former(path), "rdma", _MARK) != whose["attachment"]:
@@ -103,7 +104,7 @@ def remove(path: str, whose: dict[str, Any], log: Log) -> None:
 
 
 def _is_free(path: str, former: dict[str, Any], addresses: Sequence[str], whose: dict[str, Any], log: Log) -> bool:
-    """Whether `whose`, the owner of the PCI devices `addresses`, may replace the content `former` of the file."""
+    """Whether the attachment `whose`, which has the PCI devices `addresses`, may replace the content `former`."""
     kind, own, described = former.get("type"), former.get("rdma"), former.get("pci")
     if not isinstance(kind, str) or member(own, _MARK) == whose["attachment"]:
         return True

@@ -34,7 +34,7 @@ def _of(device: str, port: int, wanted: Container[str], root: str) -> Iterator[r
 
 
 def wait(ports: Ports, addresses: Sequence[str], ifname: str, seconds: float, root: str = "/sys") -> dict[str, Place]:
-    """Call `find` until all addresses have a GID or `seconds` have passed, and return the last result."""
+    """Call `find` until all addresses have a GID or `seconds` have passed. Returns the last result of `find`."""
     end = time.monotonic() + seconds
     while True:
         found = find(ports, addresses, ifname, root)

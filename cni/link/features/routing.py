@@ -1,8 +1,8 @@
 """The key `rail`: routing that separates the traffic of several NICs in a sandbox.
 
 With several interfaces, Linux answers ARP requests for each of its addresses on every interface, and sends replies
-through the link that its main table selects. So peers learn the MAC of a wrong NIC, but RDMA works only if each NIC
-carries the traffic of its own addresses. So each rail, an attachment on one of the NICs, gets
+through the link that its main table selects. So peers learn the MAC of a wrong NIC. But RDMA works only if each NIC
+carries the traffic of its own addresses. Therefore each rail (an attachment on one of the NICs) gets
 
     arp_ignore 1, arp_announce 2, rp_filter 2     on the interface, before it comes up (ip-sysctl.rst)
     table TABLE                                   its subnets, the attachment's routes, a default route by the gateway
@@ -42,7 +42,7 @@ Entry = tuple[str, str]  # destination, gateway
 
 
 def read(value: Any, request: Request, faults: list[Fault]) -> Rail | None:
-    """The checked key `rail`; None when it is absent or wrong."""
+    """The checked value of the key `rail`; None when the key is absent or its value is wrong."""
     return rail.read(request.config, faults) if value is not None else None
 
 

@@ -40,7 +40,7 @@ KEY = Key(switch, "auto", "rdma").means(
 
 
 class VerbsConfig:
-    """The checked key `rdma`. `info` is the unchecked value of runtimeConfig.CNIDeviceInfoFile, None if absent."""
+    """The checked key `rdma`. `info` is runtimeConfig.CNIDeviceInfoFile, unchecked, or None if absent."""
 
     info: Any
     required: bool = declare(boolean, False).means(
@@ -77,8 +77,8 @@ def read(value: Any, request: Request, faults: list[Fault]) -> VerbsConfig | Non
 def plan(
     config: VerbsConfig, request: Request, carrier: tuple[str, bool], is_shared: bool, sandbox: Sandbox, log: Log
 ) -> dict[str, Any] | None:
-    """Make a plan with the verbs ports of the netdev and the settings. Returns None if the netdev has no verbs port.
-    Raises InvalidConfig if `required` is true and pods could not use a port, and errors of `deviceinfo.claim`."""
+    """Make a plan with the verbs ports of the netdev and the settings; None if the netdev has no verbs port. Raises
+    InvalidConfig if `required` is true and pods could not use a port. Also raises the errors of `deviceinfo.claim`."""
     netdev, in_sandbox = carrier
     ports: Ports = []
     if netdev and in_sandbox:
@@ -113,7 +113,7 @@ def plan(
 
 
 def _without_device(netdev: str) -> tuple[str, str]:
-    """The message and the details of the error that there is no verbs device."""
+    """The message and the details of the error for a missing verbs device. `netdev` may be ""."""
     known = [
         f"{d} port {p} ({rdma_sysfs.netdev_of(d, p) or 'no netdev'})"
         for d in rdma_sysfs.devices()
@@ -127,7 +127,7 @@ def _without_device(netdev: str) -> tuple[str, str]:
 
 
 def _unusable_by_others(netdev: str, ports: Ports) -> str:
-    """The reason why pods cannot open the verbs device of the shared netdev; "" if they can."""
+    """The reason why pods cannot open the verbs device of the shared `netdev`; "" if pods can open it."""
     if rdma_netlink.netns_mode() != rdma_netlink.EXCLUSIVE:
         return ""
     return (
@@ -217,7 +217,7 @@ def differences(document: dict[str, Any], link: Link, expected: Result, sandbox:
 
 
 def unlike(document: dict[str, Any] | None, config: VerbsConfig) -> list[str]:
-    """A text for each difference between plan and configuration. It is no difference if an optional plan is missing."""
+    """A text for each difference between plan and configuration. A missing plan differs only if `required` is true."""
     if document is None:
         return ["rdma has no verbs device, configured is that one is required"] if config.required else []
     was = document["ipv6LinkLocal"]

@@ -34,7 +34,7 @@ def named(name: str) -> LinkPlugin:
 
 
 def of_made(name: str) -> MadeLinks:
-    """Load and return the module for attachments that plugin `name` has made. Raises LookupError if there is none."""
+    """Load and return the module of plugin `name` for existing attachments. Raises LookupError as `named` does."""
     named(name)
     module: MadeLinks = load(_OF_MADE[name])
     return module

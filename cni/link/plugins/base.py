@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
         NAME: str
         SHARES_NETDEV: bool  # the netdev stays on the host, and attachments share it
-        ONLY_OURS: str  # the damage, or "", if another suite's plugin ends an attachment whose sandbox is gone
+        ONLY_OURS: str  # the damage if another suite's plugin ends an attachment whose sandbox is gone; "" for none
 
         @property
         def KEYS(self) -> Sequence[Key]:
@@ -42,25 +42,25 @@ if TYPE_CHECKING:
         ) -> Facts:
             """Claim the device of the configuration, and read the state that the plan depends on.
 
-            If another attachment has the device, the facts name it as `holder`. A device whose sandbox ended without a
-            DEL is first restored on the host, and its attachment's record notes this. `named` finds the plugin of
-            another attachment (`plugins.of_made`).
+            If another attachment has the device, `holder` of the result names this attachment. If the sandbox of the
+            other attachment ended without a DEL, the device is restored on the host instead, and the record of the
+            other attachment notes this. `named` is `plugins.of_made`, which loads the plugin of the other attachment.
             """
 
         def plan(self, config: Any, request: Request, facts: Any) -> RecordedPlan:
             """Make the plan, without I/O. Raises CniError, with the reason, when the attachment cannot be made."""
 
         def apply(self, planned: Any, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link | None:
-            """Bring the link into the sandbox and name it, but leave it down. Returns the link; None for DPDK."""
+            """Bring the link into the sandbox and name it, but leave it down. Returns None for a DPDK device."""
 
         def refused_up(self, planned: Any, fault: KernelError) -> str:
-            """The error message after the kernel has refused, with the error `fault`, to set the link up."""
+            """The error message for `fault`, the kernel's refusal to set the link up."""
 
         def without_link(self, planned: Any) -> tuple[str, int] | None:
-            """The MAC and MTU, or "" and 0 if unknown, of a device without a link (DPDK); None if there is a link."""
+            """The MAC ("": unknown) and MTU (0: unknown) of a device without a link (DPDK); None if there is a link."""
 
         def carrier(self, planned: Any) -> tuple[str, bool]:
-            """The name of the netdev that carries the link's traffic, or "", and whether it is in the sandbox."""
+            """The name of the netdev that carries the link's traffic ("": none), and whether it is in the sandbox."""
 
         def status(self, config: Any, host: Rtnl, log: Log) -> Link | None:
             """The netdev of the host that an ADD would use now; None when it is not on the host or not yet known.
@@ -73,13 +73,11 @@ if TYPE_CHECKING:
             """Load the plan from `document`, which `RecordedPlan.document` made for a record."""
 
         def adopt(self, request: Request, host: Rtnl, inside: Rtnl | None) -> Any:
-            """The plan of an attachment that the Go plugin of this name made; None when nothing shows the attachment.
-
-            The plan is read from the link, or from files of the Go plugin. `inside` is None when the sandbox is gone.
-            """
+            """The plan of an attachment that the Go plugin of this name made, read from the link or from files of the
+            Go plugin. None without such a link or file. `inside` is None when the sandbox is gone."""
 
         def remove(self, planned: Any, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
-            """Undo `apply`, even if it failed half-way. May be called again. `inside` is None when the sandbox is gone.
+            """Undo `apply`, even if it failed half-way. Can be repeated. `inside` is None when the sandbox is gone.
             Raises Lingers while the link or device is in another namespace, from which railcni cannot remove it."""
 
         def recognises(self, planned: Any, inside: Rtnl) -> bool:
@@ -94,8 +92,8 @@ if TYPE_CHECKING:
         def differences(self, planned: Any, config: Any, link: Link | None, host: Rtnl, inside: Rtnl) -> list[str]:
             """A text for each difference of the link, or of a device without a link, from the plan and from `config`.
 
-            `config` is the checked configuration of this call. `cni.link.verbs.check` determines which absent keys are
-            compared. It compares addresses, routes, MAC, and a configured MTU (`mtuIsAsked` in the record of the link).
+            `config` is the checked configuration of this call; `cni.link.verbs.check.check` says which absent keys are
+            compared. That module itself compares addresses, routes, MAC, and a configured MTU (`mtuIsAsked`).
             """
 
     Named = Callable[[str], MadeLinks]

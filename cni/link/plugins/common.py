@@ -48,8 +48,8 @@ class RecordedPlan:
 class Facts:
     """The result of a survey, on which the plan depends. The end of its `with` block releases `lock`.
 
-    `holder` is the attachment that has the device, or the path of a sandbox that Go's plugin attached; None or "" for a
-    free device. `lock` keeps other ADDs from claiming the device until the record is written.
+    `holder` is the attachment that has the device. If Go's plugin made this attachment, `holder` is the path of the
+    sandbox. It is None or "" for a free device. `lock` keeps other ADDs from the device until the record is written.
     """
 
     holder: Attachment | str | None = None

@@ -95,8 +95,8 @@ def read(request: Request, faults: list[Fault]) -> MacvlanConfig:
 
 
 class MacvlanFacts(Facts):
-    """The result of `survey`: the master or, if it is missing, the names of all netdevs. `reason` says why no network
-    may have the link on the master, for example because the node needs the master; "" without a reason."""
+    """The result of `survey`: the master or, if it is missing, the names of all netdevs. `reason` says why the policy
+    or the node's own traffic forbids the link on the master; it is "" if the link is allowed."""
 
     def __init__(self, master: Link | None, names: list[str], boot_id: str, reason: str = "") -> None:
         self.master = master
@@ -130,11 +130,11 @@ def survey(
 
 
 def _refused(device: Link, mode: str, host: Rtnl, log: Log | None) -> str:
-    """The reason why no network may have a link of `mode` on the netdev `device`; "" without a reason.
+    """The reason why no network may have a link of `mode` on the netdev `device`; "" if networks may.
 
     In mode passthru the kernel hands all frames of the netdev to the link (macvlan_handle_frame,
-    drivers/net/macvlan.c), and gives the netdev each MAC that the link gets. So the node cannot use its addresses
-    there, and `log` gets a warning.
+    drivers/net/macvlan.c), and gives the netdev each MAC that the link gets. So the node cannot use its own addresses
+    on the netdev, and `log` gets a warning.
     """
     if mode != "passthru":  # on the host's end of a pod's veth, the link could answer for the pod's gateway
         return policy.unless_listed((device.name, device.parent_device), sandbox.end_of_pair(device, host))
@@ -257,10 +257,10 @@ def _derived_mac(request: Request, boot_id: str) -> str:
 
 
 def apply(planned: MacvlanPlan, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link:
-    """Make the link in the sandbox, named but still down. Raises KernelRefused with the kernel's reason.
+    """Make the link in the sandbox and name it, but leave it down. Raises KernelRefused with the kernel's reason.
 
-    `planned.lower` becomes the index of the device that the kernel has chosen below the link. Raises InvalidConfig if
-    the kernel has chosen another device than planned, and the policy does not allow that device.
+    Sets `planned.lower` to the index of the device that the kernel has chosen below the link. Raises InvalidConfig if
+    this device is not the planned one, and the policy does not allow it.
     """
     maker = inside if planned.inSandbox else host
     try:
@@ -294,7 +294,7 @@ def apply(planned: MacvlanPlan, host: Rtnl, inside: Rtnl, sandbox: Namespace) ->
 
 
 def _refused_making(planned: MacvlanPlan, fault: KernelError) -> str:
-    """The error message after the kernel has refused, with `fault`, to make the link (macvlan_common_newlink)."""
+    """The error message for `fault`, the kernel's refusal to make the link (macvlan_common_newlink)."""
     master = f'master "{planned.master}"'
     invalid = f"{master} cannot carry this macvlan: has it a macvlan of mode passthru, or is it no Ethernet link?"
     if planned.mode == "passthru":
@@ -315,7 +315,7 @@ def _refused_making(planned: MacvlanPlan, fault: KernelError) -> str:
 
 
 def refused_up(planned: MacvlanPlan, fault: KernelError) -> str:
-    """The error message after the kernel has refused, with `fault`, to set the link up (macvlan_open)."""
+    """The error message for `fault`, the kernel's refusal to set the link up (macvlan_open)."""
     if fault.errno == errno.EADDRINUSE:
         return _mac_in_use(planned)
     return f'the link "{planned.name}" cannot be set up: {fault.strerror}'

@@ -1,4 +1,4 @@
-"""Find, compare and remove the links that macvlan has made, and adopt those of Go's plugin."""
+"""Find, compare and remove the links that macvlan has made, and adopt the links that Go's macvlan has made."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def owns(planned: MacvlanPlan, link: Link) -> bool:
 
 
 def present(planned: MacvlanPlan, inside: Rtnl) -> Link | None:
-    """The link in the sandbox, under any name."""
+    """The plan's link in the sandbox, under any name; None if it is not there."""
     return next((link for link in inside.links() if owns(planned, link)), None)
 
 
@@ -103,7 +103,7 @@ def remove(planned: MacvlanPlan, host: Rtnl, inside: Rtnl | None, log: Log) -> N
 
 
 def lingers(planned: MacvlanPlan, host: Rtnl) -> bool:
-    """Whether the link is still up in some namespace, and so answers for its addresses.
+    """Whether the link is still up in some namespace, where it answers for its addresses.
 
     While the link is up, the netdev below it receives frames for the link's MAC, and the kernel shows the MACs that a
     netdev of the host receives. A configured MAC proves nothing, since another attachment may have the same MAC by now.
@@ -112,8 +112,8 @@ def lingers(planned: MacvlanPlan, host: Rtnl) -> bool:
 
 
 def differences(planned: MacvlanPlan, config: MacvlanConfig, link: Link | None, host: Rtnl, inside: Rtnl) -> list[str]:
-    """A text for each difference of the link from plan and configuration. Without the key `master`, the master is
-    compared only with the plan."""
+    """A text for each difference of the link from plan and configuration. If the configuration has no key `master`, the
+    master is compared only with the plan."""
     if link is None:
         return []
     if link.kind != "macvlan":

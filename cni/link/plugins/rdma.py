@@ -56,7 +56,7 @@ def device_name(value: Any) -> str:
 
 
 class RdmaConfig:
-    """The checked values of KEYS. `device_id` is runtimeConfig.deviceID or, without this, the key `deviceID`."""
+    """The checked values of KEYS. `device_id` is runtimeConfig.deviceID or, if that is absent, the key `deviceID`."""
 
     device_id: str = declare(optional(device_name), "", "deviceID").means(
         "PCI address or auxiliary device that the verbs device belongs to; default: that of the netdev"
@@ -101,7 +101,7 @@ def read(request: Request) -> RdmaConfig:
 
 
 def add(request: Request, records: Records) -> Passed:
-    """Move the verbs device into the sandbox. After a failure the device is on the host."""
+    """Move the verbs device into the sandbox. If ADD fails, the device is on the host afterwards."""
     config = read(request)
     for text in misspelt(request.config, (*(key.name for key in KEYS), *OF_RUNTIMES)):
         records.log.warning(text)
@@ -155,7 +155,7 @@ def _exclusive(kind: type[errors.CniError]) -> Rdma:
 def _find(
     config: RdmaConfig, passed: Passed, request: Request, sandbox: Sandbox, host: Rdma, records: Records
 ) -> tuple[RdmaDevice, str]:
-    """The verbs device to move, and its parent device, or "" if the key `verbsDevice` selects the verbs device."""
+    """The verbs device to move, and its parent device. The parent is "" if the key `verbsDevice` selects the device."""
     name, parent = config.verbs_device, ""
     if not name:
         parent = config.device_id or _parent(passed, request, sandbox)
@@ -183,8 +183,8 @@ def _find(
 
 
 def _permit(device: str, parent: str, sandbox: Sandbox) -> None:
-    """Raise InvalidConfig when the policy does not allow the verbs device, or the node needs its netdev on the host. If
-    the netdev is already in the sandbox, nothing is checked: the plugin that moved the netdev has checked it."""
+    """Raise InvalidConfig when the policy does not allow the verbs device, or the node needs the device's netdev. If
+    the netdev is already in the sandbox, do nothing: the plugin that moved the netdev has checked this."""
     from cni.link.plugins.host_device import moved  # only an ADD needs this module
 
     hardware = rdma_sysfs.pci_of(device) or parent
@@ -203,7 +203,8 @@ def _permit(device: str, parent: str, sandbox: Sandbox) -> None:
 
 
 def _parent(passed: Passed, request: Request, sandbox: Sandbox) -> str:
-    """The parent device of the attachment's netdev, such as "0000:3b:00.2". Raises InvalidConfig when nothing shows it."""
+    """The parent device of the attachment's netdev, such as the PCI address "0000:3b:00.2", from the previous result or
+    from the link in the sandbox. Raises InvalidConfig when neither shows the parent device."""
     name = request.attachment.ifname
     for interface in passed.interfaces:
         if interface.name == name and interface.sandbox and interface.pci_id:
@@ -228,7 +229,7 @@ def _refused(name: str, fault: KernelError, where: str) -> errors.KernelRefused 
 
 
 def delete(request: Request, records: Records) -> None:
-    """Return the verbs device to the host, if sandbox and device still exist. May be called again."""
+    """Return the verbs device to the host, if sandbox and device still exist. Can be repeated."""
     with records.locked(request.attachment, PART):
         record = records.read(request.attachment, PART)
         if record:
@@ -302,7 +303,7 @@ def _cached_name(path: str) -> str:
 
 
 def check(request: Request, records: Records) -> None:
-    """Raise AttachmentDiffers when the verbs device is not in the sandbox, or the configuration names another one."""
+    """Raise AttachmentDiffers when the verbs device is not in the sandbox, or the configuration selects another one."""
     config = read(request)
     _previous(request)
     with sandboxes.opened(request) as sandbox:

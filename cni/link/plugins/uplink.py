@@ -4,11 +4,11 @@ and `railcni doctor` use this module.
 A link is refused for its kind (`by_kind`): a bridge, a tunnel, or the host's end of a sandbox's veth. A link is also
 refused when it carries traffic that the node needs:
 
-    a default route    the best of the main table, and of each table that a rule without a selector leads to, with each
-                       next hop; also large prefixes instead of a default route (`node_routes.default_routes`)
-    the API server     the route to each address of KUBECONFIGS, as the kernel chooses it
+    a default route    the best default route, with all its next hops, of the main table and of each table that a rule
+                       without a selector names; also large prefixes in its place (`node_routes.default_routes`)
+    the API server     the route that the kernel chooses to each server in KUBECONFIGS
     the node's address a link that has the source address of one of the routes above
-    a routing daemon   a route by a gateway that a routing daemon has set, such as one for BGP
+    a routing daemon   a route by a gateway that a routing daemon, such as a BGP daemon, has set
     storage            the route to each server of NFS, iSCSI and NVMe over Fabrics that this network namespace uses
 
 A route with a worse metric, or in a table only for packets with a source or mark, does not count. The links below a
@@ -57,7 +57,7 @@ def needed(
 
 def by_kind(device: Link, host: Rtnl) -> str:
     """The reason to refuse a `device` that is a bridge, a tunnel, or the host's end of a sandbox's veth; otherwise "".
-    A veth with its peer in this namespace is allowed, and the uplink veth of a node that is itself a container."""
+    Other veths are allowed: those with their peer in this namespace, and the uplink of a node that is a container."""
     if device.kind in BRIDGES:
         return f'"{device.name}" is a bridge of the node'
     if device.kind in TUNNELS:
@@ -79,8 +79,8 @@ def ways(host: Rtnl, bodies: Iterable[bytes], but_advertised_to: int = 0) -> lis
 
 
 def default_routes(host: Rtnl, bodies: Iterable[bytes]) -> list[KernelRoute]:
-    """The default routes in `bodies`, one per next hop, in tables for packets with neither source address nor mark. The
-    main table always counts, since a VPN's encrypted packets use it. Raises KernelError when the kernel refuses."""
+    """The default routes in `bodies`, one per next hop, in the tables that serve packets without source address and
+    mark. The main table always counts, since a VPN's encrypted packets use it. Raises KernelError on a refusal."""
     every, found = node_routes.default_routes(host, bodies), []
     for ordered, is_ipv6 in zip(rules.unconditional(host), (False, True), strict=True):
         own = [route for route in every if (":" in route.dst) is is_ipv6]
@@ -163,7 +163,7 @@ def _to_storage(host: Rtnl) -> Iterator[Way]:
 
 
 def storage_servers(net: str = "/proc/net", classes: str = "/sys/class") -> Iterator[tuple[str, str]]:
-    """Yield address and kind of each storage server that the node has mounted or logged in to, once per connection.
+    """Yield (address, kind) of each storage server that the node has mounted or logged in to, once per connection.
 
     CIFS, Ceph and user-space storage are left out, because the kernel has no short list of their servers. Sources:
     fs/nfs/client.c (nfs_server_list_show), drivers/scsi/scsi_transport_iscsi.c, drivers/nvme/host/fabrics.c

@@ -1,5 +1,5 @@
-"""The IPAM plugin whereabouts as functions, which call the package `ipam`. Link plugins call them in their own process.
-Each function loads only the modules that it needs: a network without addresses needs no IPAM."""
+"""The IPAM plugin whereabouts: functions that call the package `ipam`, for link plugins in their own process. Each
+function loads only the modules that it needs, since a network without addresses needs no IPAM."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def faults(request: Request) -> list[Fault]:
 
 
 def may_hold(request: Request, records: Records) -> bool:
-    """Whether a failed ADD may have left addresses leased."""
+    """Whether the failed ADD of `request` may have left leases behind."""
     from ipam import ending  # only after a failed ADD
 
     return ending.may_hold(request, records)

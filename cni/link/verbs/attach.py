@@ -1,4 +1,4 @@
-"""ADD of a link plugin. It removes the rest of a killed ADD, then makes the whole attachment or nothing."""
+"""ADD of a link plugin: remove all that a killed ADD has left, then make the whole attachment or nothing."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _read(plugin: LinkPlugin, request: Request, log: Log) -> tuple[Any, Asked | 
 
 
 def _features(request: Request, faults: list[Fault], log: Log) -> Asked | None:
-    """The checked configuration of each feature that may apply. Loads no module, and returns None, when none may apply."""
+    """The checked configuration of each feature that may apply. If no feature may, return None, and load no module."""
     rdma = request.member("rdma")
     if (rdma is False or (rdma is None and not os.path.exists(_VERBS_DEVICES))) and request.member("rail") is None:
         return None
@@ -102,8 +102,8 @@ def _features(request: Request, faults: list[Fault], log: Log) -> Asked | None:
 def _earlier(request: Request) -> Result | None:
     """The result of the earlier plugins of the chain (prevResult, since 0.3.0); None for the first plugin.
 
-    Raises InvalidEnvironment when an earlier plugin has made the interface CNI_IFNAME (SPEC.md, section 4, ADD): a
-    record or link of this attachment then belongs to that plugin, and was not left by a killed ADD.
+    Raises InvalidEnvironment when an earlier plugin has made the interface CNI_IFNAME (SPEC.md, section 4, ADD). A
+    record or link of this attachment then belongs to that plugin, so this ADD must not remove it.
     """
     document = request.member("prevResult")
     if document is None or not at_least(request.cni_version, "0.3.0"):
@@ -155,8 +155,8 @@ class _Attempt:
         self._claimed = self._applied = False
 
     def clear_predecessor(self) -> None:
-        """Remove the rest of an earlier ADD of this attachment that was killed, or whose result did not reach the
-        runtime. The addresses stay leased if our IPAM plugin will give the same addresses again."""
+        """Remove the link that an earlier ADD of this attachment made. That ADD was killed, or its result did not reach
+        the runtime. The addresses stay leased if our IPAM plugin will give the same addresses again."""
         former = self._records.read(self._request.attachment, LINK)
         if former:
             from cni.link.verbs import detach  # most ADDs are the first of their attachment

@@ -1,5 +1,5 @@
 """CHECK and STATUS of a link plugin. CHECK compares the attachment with its plan, prevResult and the configuration.
-STATUS finds out whether an ADD could succeed now."""
+STATUS tells whether an ADD could succeed now."""
 
 from __future__ import annotations
 
@@ -102,14 +102,14 @@ def _differences(
 
 
 def _unset(inside: Rtnl, link: Link, wanted: Result) -> list[str]:
-    """A sentence for each address and route of `wanted` that the link lacks."""
+    """A text for each address and route of `wanted` that the link lacks."""
     found = []
     present = {a.text for a in addresses.list_of(inside, link.index)}
     for address in wanted.ips:
         if routes.canonical(address.address) not in present:
             found.append(f"address {address.address} is not on {link.name}")
     held = routes.list_of(inside, link.index)
-    # (destination, table, metric) of each route so far, at first of the kernel's own routes
+    # (destination, table, metric) of the kernel's own routes, and then of each route that the loop has compared
     known = {(routes.subnet(a.address), routes.MAIN_TABLE, routes.IPV6_PREFIX_PRIORITY) for a in wanted.ips}
     for route in wanted.routes:
         dst, gw = routes.subnet(route.dst), routes.next_hop(route, wanted.ips)

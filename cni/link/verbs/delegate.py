@@ -1,7 +1,7 @@
-"""Call the IPAM plugin, in this process if it is ours, otherwise by exec, with the same outcome.
+"""Call the IPAM plugin, in this process if it is railcni's own, otherwise by exec. The outcome is the same.
 
-The file that CNI_PATH finds decides. If it is railcni's own file, by device and inode, perhaps through links, the call
-is made in this process, which saves the start of an interpreter. Any other file is run as in the spec (foreign.py).
+The plugin is the file of that name in CNI_PATH. If its device and inode are those of railcni's file, the call is made
+in this process, which saves the start of an interpreter. Any other file is run as the spec demands (foreign.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FORGETFUL = frozenset(("static", "dhcp"))  # IPAM plugins whose addresses do not
 
 
 def add(request: Request, records: Records) -> Result:
-    """Call the IPAM plugin's ADD, and return its result. After a CniError, call `delete` to free claimed addresses."""
+    """Call the IPAM plugin's ADD, and return its result. After a CniError, `delete` must free claimed addresses."""
     kind = request.ipam_type
     addresses = _call(kind, request, records)
     assert addresses is not None  # noqa: S101  # ADD always has a result
@@ -37,7 +37,7 @@ def add(request: Request, records: Records) -> Result:
 
 
 def delete(request: Request, records: Records) -> None:
-    """Call the IPAM plugin's DEL, which releases the addresses. May be called again. Raises the plugin's CniError."""
+    """Call the IPAM plugin's DEL, which releases the addresses. Can be repeated. Raises the plugin's CniError."""
     kind = request.ipam_type
     if _is_name(kind):  # no ADD has called a plugin with an invalid ipam.type
         environ = {**request.environ, "CNI_COMMAND": "DEL"}
@@ -61,7 +61,7 @@ def is_foreign(request: Request) -> bool:
 
 
 def refuse(faults: Sequence[Fault], request: Request) -> None:
-    """If there are `faults`, raise InvalidConfig with these and, for our own IPAM plugin, the faults of `ipam`."""
+    """If there are `faults`, raise InvalidConfig with them. If the IPAM plugin is ours, add the faults of `ipam`."""
     if not faults:  # the IPAM plugin reads its block when it is called
         return
     every: list[Fault | CniError] = [*faults]

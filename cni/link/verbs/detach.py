@@ -88,8 +88,8 @@ def end(
 
 
 def _untold(faults: list[CniError], log: Log) -> list[CniError]:
-    """Log the faults of foreign IPAM plugins in a repeated DEL, and return the other `faults` for the runtime. So a
-    foreign fault cannot keep a pod for ever. The record stays, and cni.link.verbs.gc calls the plugin again."""
+    """Log the faults of a foreign IPAM plugin in a repeated DEL, and return the other `faults` for the runtime. So a
+    plugin that always fails cannot block the pod. The record stays, and cni.link.verbs.gc calls the plugin again."""
     for fault in faults:
         if isinstance(fault, DelegateFailed):
             log.warning(f"{fault}; that plugin is called again later")
@@ -125,8 +125,8 @@ def detach(
     """Remove the features of the attachment, and call the plugin of `record` to remove the link. Returns the errors.
 
     On return the link is gone: the errors concern only features, or a device that lacks a part of its former state.
-    Raises a CniError if the link remains. Waits while the kernel clears a dead sandbox, but not after `until`
-    (time.monotonic). The caller must then call `release.finish`.
+    Raises a CniError if the link remains. Waits until `until` (time.monotonic) at most while the kernel clears a dead
+    sandbox. When the link is gone, the caller must call `release.finish`.
     """
     made = plugins.of_made(record["plugin"])
     planned = made.load(record["link"])
@@ -155,7 +155,7 @@ def detach(
 
 
 def _remove_unseen(made: MadeLinks, planned: Any, host: Rtnl, log: Log, until: float, release: Release) -> None:
-    """Remove the link of a sandbox that is gone, or cannot be found."""
+    """Remove the link or return the device of a sandbox that is gone or cannot be found."""
     try:
         _remove(made, planned, host, None, log, until)
     except Unrestored:
@@ -187,7 +187,7 @@ def remove_features(record: dict[str, Any], sandbox: Sandbox | None, log: Log) -
 
 
 def detach_unrecorded(plugin: LinkPlugin, request: Request, host: Rtnl, records: Records, release: Release) -> bool:
-    """Detach a link without a record, which another implementation of `plugin` made. Returns False if there is none."""
+    """Remove a link without a record, which another implementation of `plugin` made. Returns False if there is none."""
     made = plugins.of_made(plugin.NAME)
     sandbox = sandboxes.at(request.netns, request)
     if sandbox is None:
@@ -215,7 +215,7 @@ def _is_recorded(name: str, identity: dict[str, int], records: Records) -> bool:
 class Release:
     """One call of the IPAM plugin's DEL for an attachment, with the configuration of the ADD that claimed its addresses.
 
-    `by_link` calls a plugin of another suite while the link exists. `finish` calls the plugin if no call was made yet.
+    `by_link` calls a plugin of another suite while the link exists. `finish` calls any plugin that was not called yet.
     """
 
     def __init__(self, record: dict[str, Any] | None, request: Request, records: Records) -> None:

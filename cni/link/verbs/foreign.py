@@ -1,5 +1,5 @@
-"""Run an IPAM plugin that is not ours, as in the spec (SPEC.md, section 4): with the same parameters and stdin, and our
-stderr. The plugin gets only the environment variables that plugins need (cni.shared.kernel.children)."""
+"""Run an IPAM plugin of another suite, as SPEC.md, section 4, demands: with the same parameters and stdin as this
+plugin, and its stderr. Only environment variables that plugins need are passed on (cni.shared.kernel.children)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from cni.shared.spec.result import Result
 def call(kind: str, path: str, request: Request, log: Log) -> Result | None:
     """Run the plugin `kind` at `path`, and return the result of an ADD, None for every other verb.
 
-    GC and STATUS exist since version 1.1.0, so a plugin that does not list the request's version gets neither. It needs
-    no GC, since railcni's GC calls DEL for each attachment that it removes. STATUS raises NotAvailable if the plugin
-    lists other versions, since each ADD would fail.
+    A plugin that does not list the request's version gets no GC and no STATUS, which exist since version 1.1.0. It does
+    without GC, since railcni's GC calls DEL for each attachment that it removes. STATUS raises NotAvailable if the
+    plugin lists only other versions, since each ADD would fail.
     """
     if request.command in ("GC", "STATUS"):
         spoken = _versions(path, request)
@@ -53,7 +53,7 @@ def _versions(path: str, request: Request) -> list[str]:
 
 
 def _unspoken(kind: str, versions: list[str], request: Request) -> str:
-    """The error message, with remedy, if the IPAM plugin supports `versions`, but not the network's cniVersion."""
+    """The error message, with remedy, for an IPAM plugin that supports `versions`, but not the network's cniVersion."""
     spoken = (
         f", but {', '.join(versions)[:80]}: set the network's cniVersion to one of these"
         if versions

@@ -3,8 +3,8 @@
 The shim of thick Multus reports success even if the plugin fails, and no DEL comes if Multus is killed. So the next
 ADD, DEL or GC of a link plugin on the node calls `finish_unended`, which removes such attachments as a DEL would.
 `railcni ipam flush` and an agent that runs as a process of the node call it too. An attachment that another call has
-locked is skipped. If a sandbox is gone and no DEL has come, its attachment stays for ten minutes (SETTLED) after the
-absence was first seen: kubelet may still call DEL, and the pod's next sandbox should get the same address.
+locked is skipped. If a sandbox is gone and no DEL has come, its attachment stays for ten minutes (SETTLED) after a call
+first noticed this: kubelet may still call DEL, and the pod's next sandbox should get the same address.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 
 def gc(_: LinkPlugin, request: Request, records: Records) -> None:
-    """Remove attachments that the runtime does not list or whose DEL failed; then forward GC to the IPAM plugin. An
-    attachment made after the start of this call stays, as the runtime's list cannot have it. Errors are raised last."""
+    """Remove attachments that the runtime does not list or whose DEL failed. Then forward GC to the IPAM plugin. Keep
+    an attachment made after this call began, as the runtime's list cannot have it. All errors are raised at the end."""
     began, log = Began(), records.log
     valid = valid_attachments(request, log)
     if valid is None:
@@ -77,11 +77,11 @@ def finish_unended(
 ) -> int:
     """Try for about `seconds` to remove attachments whose DEL failed or never came. Returns how many remain.
 
-    Attachments with only addresses to release are not counted. IPAM plugins get `environ` with the CNI variables of a
+    An attachment of which only addresses remain is not counted. IPAM plugins get `environ` with the CNI variables of a
     DEL, and with the CNI_PATH of the failed DEL, if any. If no DEL came, the sandbox must have been gone for `settled`
     seconds. Raises IoFailure when records cannot be read or written.
     """
-    records.look_in(LOOK_SECONDS)  # concurrent calls then do not search too; a failing DEL shortens the time
+    records.look_in(LOOK_SECONDS)  # so that concurrent calls do not search too; a failing DEL shortens the time
     deadline = time.monotonic() + seconds
     boot = node.boot_id()
     chosen = [
@@ -119,7 +119,8 @@ def finish_unended(
 
 
 def _is_due(attachment: Attachment, record: dict[str, Any], records: Records, settled: float) -> bool:
-    """Whether to remove the attachment now. The first call that finds the sandbox gone notes the time in the record."""
+    """Whether to remove the attachment now: its DEL failed, or its sandbox has been gone for `settled` seconds. The
+    first call for an attachment without a sandbox writes the time at which the sandbox was missed to the record."""
     if UNENDED in record:
         return True
     since = _gone_since(record)

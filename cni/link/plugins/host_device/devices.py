@@ -20,11 +20,11 @@ from cni.shared.records import LINK, Records
 from cni.shared.spec.request import Attachment
 
 RETURNED = "returned"  # a member of the plan in a record (MovePlan)
-REFUSED = "refused"  # likewise: an ADD could not fully restore the device, and the next ADD takes the device as it is
+REFUSED = "refused"  # another member: an ADD could not fully restore the device, and the next ADD takes it as it is
 
 
 def find(links: Sequence[Link], kind: str, value: str) -> Link | None:
-    """The link that `value` names. `kind` says how: "name", "mac", "path" (in sysfs), "pci", "auxiliary", or "" for none."""
+    """The link that `value` names. `kind` is "name", "mac", "path" (in sysfs), "pci", "auxiliary", or "" for none."""
     if kind == "mac":
         return next((link for link in links if value in (link.mac, link.permanent_mac)), None)
     if kind == "name":
@@ -54,8 +54,8 @@ def is_same(remembered: dict[str, Any], link: Link) -> bool:
     """Whether `link` can be the device with the identity `remembered`.
 
     Hardware is compared by its parent device, or by its permanent MAC if it has no parent. Netdevs of the same parent
-    are distinguished by the permanent MAC, the mark (the alias that a device has in a sandbox), or the index, since a
-    VF's permanent MAC may become the MAC that was set (igbvf_reset, drivers/net/ethernet/intel/igbvf).
+    must agree in the permanent MAC, the mark (the alias that a device has in a sandbox), or the index. The MAC alone is
+    not enough: a VF's permanent MAC may become the MAC that was set (igbvf_reset, drivers/net/ethernet/intel/igbvf).
 
     A virtual device has no parent and no permanent MAC. It has three signs: its MAC, the mark, and a lower link or peer
     outside of the sandbox. A link with the remembered index must match in one sign, because a move keeps the index if
@@ -80,8 +80,8 @@ def is_same(remembered: dict[str, Any], link: Link) -> bool:
 
 
 def signs_of(link: Link) -> tuple[str, ...]:
-    """Strings for a search of records: each record of the hardware device `link` contains at least one of them. The
-    result is () for a virtual device."""
+    """Strings to search the records for: each record of the hardware device `link` contains at least one of the
+    strings. () for a virtual device, whose record may contain none."""
     return (link.parent_device, link.permanent_mac, link.mac, link.alias, link.name) if link.parent_device else ()
 
 
@@ -123,8 +123,8 @@ class MovePlan(RecordedPlan):
 
 
 def recorded(own: Attachment | None, records: Records, *texts: str) -> Iterator[tuple[Attachment, dict[str, Any]]]:
-    """Yield (attachment, record) for each attachment except `own` that has a device, or has not fully restored one.
-    With `texts`, only records that contain one of these strings count."""
+    """Yield (attachment, record) for each attachment except `own` that has a device, or whose device is not fully
+    restored. With `texts`, only records that contain one of these strings count."""
     boot = node.boot_id()
     for attachment, _, record in records.all(LINK, *texts):
         link = record["link"]
@@ -134,17 +134,17 @@ def recorded(own: Attachment | None, records: Records, *texts: str) -> Iterator[
 
 
 def present(planned: MovePlan, inside: Rtnl) -> Link | None:
-    """The device in the sandbox, under any name; None when it is not there, or the attachment has lost it."""
+    """The plan's device in the sandbox, under any name; None if it is not there, or another attachment has got it."""
     return among(planned, inside, away=True) if planned.device and not planned.returned else None
 
 
 def recognises(planned: MovePlan, inside: Rtnl) -> bool:
-    """Whether the device is one of the links in `inside`."""
+    """Whether the plan's device is in the sandbox of the socket `inside`."""
     return present(planned, inside) is not None
 
 
 def among(planned: MovePlan, rtnl: Rtnl, away: bool = False) -> Link | None:
-    """Find the device among the links of `rtnl`, first at its former index. `known_again` explains `away`."""
+    """Find the plan's device among the links of `rtnl`, first at its former index. `away` is as in `known_again`."""
     former = planned.device
     same = rtnl.link(index=former["index"])
     found = known_again(former, [same], away=away) if same else None

@@ -7,9 +7,9 @@ parameters to those of the other namespace.
 
 In the record the state has these members:
 
-    alias, altnames, mtu, up    decoded
-    kernel                      the rest, as the kernel shows it (cni.shared.kernel.raw_state)
-    addresses, routes           also decoded, for an older version after a downgrade
+    alias, altnames, mtu, up    as JSON values
+    kernel                      everything else, in the kernel's own bytes (cni.shared.kernel.raw_state)
+    addresses, routes           as JSON values too, for an older version of railcni after a downgrade
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def look(
     """Return (state of the device, "") or, if another link needs the device, ({}, reason).
 
     The log names the parts of the state that will be lost. Raises TryAgainLater if the device leaves the host. `links`
-    are all links of the host, and `every` are all its routes, as RTM_NEWROUTE bodies.
+    are all links of the host, and `every` are all routes of the host, as RTM_NEWROUTE bodies.
     """
     try:
         others = host.received(device.index) if device.kind not in ("vxlan", "bridge") else []
@@ -153,7 +153,7 @@ def _unlisted(link: str, inet6: bytes) -> dict[str, str]:
 
 
 def _lost(device: Link, others: list[bytes], host: Rtnl) -> list[str]:
-    """The names of unrestorable parts of the state. `others` are further MACs for which the device receives frames."""
+    """The parts of the state that DEL cannot restore. `others` are further MACs that the device receives frames for."""
     found = []
     if raw_state.has_qdisc(host, device.index):
         found.append("its qdiscs and filters (tc)")
@@ -186,21 +186,21 @@ def _software_verbs(name: str) -> list[str]:
 
 
 def _address(a: Address) -> dict[str, Any]:
-    """The address in the form that an older version reads."""
+    """The address in the form that an older version of railcni reads."""
     flags = a.flags & (addresses.NOPREFIXROUTE | addresses.NODAD)
     own = {key: getattr(a, key) for key in ("text", "scope", "label", "peer", "metric")}
     return {**own, "broadcast": bool(a.broadcast), "nodad": False, "flags": flags}
 
 
 def _route(r: KernelRoute) -> dict[str, Any]:
-    """The route in the form that an older version reads."""
+    """The route in the form that an older version of railcni reads."""
     always = {key: getattr(r, key) for key in ("dst", "gw", "table", "scope", "onlink", "source", "protocol")}
     return {**always, **{key: getattr(r, key) or None for key in ("priority", "mtu", "advmss")}}
 
 
 def keep_others(saved: dict[str, Any], index: int, host: Rtnl) -> None:
-    """Restore the saved IPv4 multipath routes that the kernel dropped when the device `index` left, but without their
-    next hops through this device."""
+    """Restore the IPv4 multipath routes in `saved` that the kernel dropped when the device `index` left. The restored
+    routes have no next hops through this device."""
     links = {link.index for link in host.links()} - {index}
     for route in map(raw_state.SavedRoute, saved["routes"]):
         legs = [leg for leg in route.legs if leg[2] in links]

@@ -1,9 +1,9 @@
 """The move of a device from the host into a sandbox, and back to the host in its former state.
 
-The former state of the device is recorded before the device is changed. A hardware device is recognised by its parent
-device or permanent MAC, never only by its name; a virtual device by the signs in `devices.is_same`. In the sandbox the
-device has a mark: its alias is its name on the host. Go's host-device sets the same mark, so each of the two plugins
-can return the other's devices to the host.
+The former state of the device is recorded before the device is changed. `devices.is_same` recognises the device later,
+by its parent device, its permanent MAC or other signs, but never only by its name. In the sandbox the device has a
+mark: its alias is its name on the host. Go's host-device sets the same mark, so each of the two plugins can return the
+other plugin's devices to the host.
 
 Sources: net/core/dev.c (__dev_change_net_namespace: a move closes the device and drops its addresses and routes;
 default_device_exit_net: a dying namespace returns a physical device to the initial namespace under its name in the pod,
@@ -39,8 +39,8 @@ USERSPACE_DRIVERS = ("vfio-pci", "uio_pci_generic", "igb_uio")
 
 
 class MoveFacts(Facts):
-    """The result of a survey: the device, its state, and the `driver` if it is a PCI function. `reason` says why the
-    node needs the device, `tied` why another link needs it. Each is "" if there is no such need."""
+    """The result of a survey: the device, its state, and its driver if the device is a PCI function. `reason` says why
+    the node needs the device, "" if it does not. `tied` says why another link needs the device, "" if none does."""
 
     device: Link | None = None
     driver = reason = tied = ""
@@ -82,7 +82,7 @@ def holders(
 ) -> Iterator[tuple[Attachment, dict[str, Any]]]:
     """Yield (attachment, record) for each attachment other than `own` that has the device.
 
-    `device` is None if it is not on the host. Then a record counts if `is_meant(record["link"])` is true.
+    If the device is not on the host, `device` is None, and the records are chosen by `is_meant(record["link"])`.
     Raises IoFailure when a record of a newer format mentions the device.
     """
     for attachment, record in recorded(own, records, *(devices.signs_of(device) if device else ())):
@@ -100,8 +100,8 @@ def holders(
 def holder_of(
     found: Iterable[tuple[Attachment, dict[str, Any]]], request: Request, host: Rtnl, records: Records, named: Named
 ) -> tuple[Attachment | None, bool]:
-    """Return the first attachment that still has the device, or None, and whether this call has returned the device to
-    the host from an attachment whose sandbox ended without a DEL. `found` is the result of `holders`."""
+    """Return the first attachment in `found` (from `holders`) that still has the device, or None. If the sandbox of an
+    attachment ended without a DEL, this call returns the device to the host, and the second result is True."""
     is_back = False
     for attachment, record in found:
         held = records.try_locked(attachment, LINK)
@@ -122,9 +122,9 @@ def _return_device(attachment: Attachment, record: dict[str, Any], host: Rtnl, r
     """Return the device of an attachment to the host, as its DEL would, and note this in the record.
 
     The caller holds the lock of the attachment, whose sandbox ended without a DEL. The DEL may come later, when another
-    attachment has the device. The note tells it to leave the device alone (sriov-cni #219). When the kernel refuses to
-    restore a part of the state, perhaps only for now, the first call for a record raises Unrestored. A second call only
-    logs the refusal.
+    attachment has the device. The note tells the DEL to leave the device alone (sriov-cni #219). When the kernel
+    refuses to restore a part of the state, the first call for a record raises Unrestored, since a retry may succeed. A
+    second call only logs the refusal.
     """
     plugin = named(record["plugin"])
     log = records.log or Log(str(attachment))
@@ -174,8 +174,8 @@ def held_by(selected: str, holder: Attachment | str) -> TryAgainLater:
 
 
 def move_in(planned: MovePlan, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link | None:
-    """Move the device and set its name and alias in one netlink message. Returns the link; None if the device has no
-    netdev. Raises KernelRefused or, if the device has left the host, TryAgainLater."""
+    """Move the device into the sandbox, and set its name and alias, in one netlink message. Returns the link; None if
+    the device has no netdev. Raises TryAgainLater if the device has left the host, KernelRefused for other refusals."""
     if not planned.device:
         return None
     device = planned.device
@@ -221,13 +221,13 @@ def _refused_move(planned: MovePlan, fault: KernelError) -> KernelRefused | TryA
 
 
 def refused_up(planned: MovePlan, fault: KernelError) -> str:
-    """The error message after the kernel has refused, with the error `fault`, to set the device up."""
+    """The error message for `fault`, the kernel's refusal to set the device up."""
     return f'device "{planned.device["name"]}" cannot be set up in the sandbox: {fault.strerror}; see the kernel log for its driver'
 
 
 def remove(planned: MovePlan, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
-    """Return the device to the host and restore its state; a repeated call continues the first. Raises Lingers (see
-    `move_out`) or Unrestored (see `restore.restore`)."""
+    """Return the device to the host and restore its state. A repeated call continues the first. Raises the errors of
+    `move_out` and of `restore.restore`."""
     device = move_out(planned, host, inside, log)
     if device:
         from cni.link.plugins.host_device import restore  # an ADD that succeeds restores nothing
@@ -236,8 +236,8 @@ def remove(planned: MovePlan, host: Rtnl, inside: Rtnl | None, log: Log) -> None
 
 
 def move_out(planned: MovePlan, host: Rtnl, inside: Rtnl | None, log: Log) -> Link | None:
-    """Move the device to the host, unless it is there. Returns its link; None if it is gone or had no netdev. Raises
-    Lingers while the device is in a namespace other than the sandbox and the host's."""
+    """Move the device to the host, unless it is there already. Returns its link; None if the device is gone or had no
+    netdev. Raises Lingers while the device is in a namespace other than the sandbox and the host's."""
     if not planned.device or planned.returned:
         return None
     moved = among(planned, inside, away=True) if inside else None
@@ -265,15 +265,15 @@ def lingers(planned: MovePlan, host: Rtnl) -> bool:
 
 
 def _refuse_missing(planned: MovePlan, host: Rtnl, inside: Rtnl | None) -> None:
-    """Raise Lingers if the device, which is neither in its sandbox `inside` nor on the host, may be in another
-    namespace and no other attachment has it.
+    """Raise Lingers if the device may be in another namespace, and no other attachment has it. The caller has found the
+    device neither in its sandbox `inside` nor on the host.
 
     A hardware device has a netdev in some network namespace as long as its directory in sysfs has the subdirectory
     `net` (cleanup_glue_dir, drivers/base/core.c). A virtual device is destroyed with its namespace. Until then the host
     can list the links of that namespace, because a move gives the new namespace an id in the host's (peernet2id_alloc
     in __dev_change_net_namespace, net/core/dev.c, since Linux 4.15).
 
-    A successor, the new netdev of a rebound driver or a recreated VF, shows that the former netdev is gone.
+    A successor (the new netdev of a rebound driver or of a recreated VF) shows that the former netdev is gone.
     """
     former = planned.device
     bus, parent = ("pci", planned.pci) if planned.pci else (former["bus"], former["parent"])
@@ -293,16 +293,16 @@ def _refuse_missing(planned: MovePlan, host: Rtnl, inside: Rtnl | None) -> None:
 
 
 def _is_only(has_name: bool, parent: str) -> bool:
-    """Whether another netdev of `parent` proves that the former netdev is gone: because it has the former name
-    (`has_name`), or because `parent` is a VF, which has only one netdev. A PF may have a netdev for each port."""
+    """Whether another netdev of `parent` proves that the former netdev is gone. It does if it has the former name
+    (`has_name`), or if `parent` is a VF, which has only one netdev. A PF may have a netdev for each port."""
     return has_name or sysfs.physical_function_of(parent) != ""
 
 
 def _is_of_another(planned: MovePlan) -> bool:
     """Whether the device, or its successor, is in the sandbox of another attachment.
 
-    Each of several concurrent ADDs may have written a record. The record of `planned` itself does not count: the caller
-    has not found the device in its sandbox, or has not found that sandbox.
+    Concurrent ADDs may all have written a record of the device, so its sandbox must show it. The record of `planned`
+    itself does not count, since the caller has not found the device in the sandbox of this record.
     """
     former, own = planned.device, (planned.pci, planned.device["parent"])
     for _, record in devices.recorded(None, Records()):
@@ -322,7 +322,7 @@ def _is_of_another(planned: MovePlan) -> bool:
 
 
 def _in_namespace_of(planned: MovePlan, rtnl: Rtnl, but: Rtnl | None = None) -> bool:
-    """Whether the device is in a namespace, except that of `but`, with an id (nsid) in the namespace of `rtnl`."""
+    """Whether the device is in a namespace, other than that of `but`, with an id (nsid) in the namespace of `rtnl`."""
     return any(_is_of(planned, link) for nsid in rtnl.ids_of_others(but) for link in rtnl.links_of(nsid))
 
 
@@ -374,8 +374,8 @@ def _name_again(link: Link, name: str, inside: Rtnl) -> None:
 def with_names_free(here: Rtnl, there: Rtnl, index: int, move: Callable[[], None]) -> None:
     """Call `move`, which moves the link `index` from `here` to `there`. Raises the KernelError of `move`.
 
-    A move fails when a link `there` has one of the link's names. Then the link loses the alternative names that are
-    taken, and the move is repeated. The record keeps these names, and the DEL restores those that are free.
+    The move fails when another link in `there` has one of the link's alternative names. Then this function removes such
+    names from the link, and repeats the move. The record keeps the names, and the DEL restores each name that is free.
     """
     try:
         move()

@@ -106,8 +106,8 @@ carrier = moved.carrier
 def survey(
     config: HostDeviceConfig, request: Request, host: Rtnl, inside: Rtnl, records: Records, named: Named
 ) -> HostDeviceFacts:
-    """Find the device and read its state, or find the attachment that has the device. There is no lock: the kernel lets
-    only one of several concurrent ADDs move the device."""
+    """Find the device and read its state, or find the attachment that has the device. No lock is needed, since the
+    kernel lets only one of several concurrent ADDs move the device."""
     facts = HostDeviceFacts()
     pci = config.pci_address
     if pci:
@@ -132,7 +132,7 @@ def survey(
 
 
 def _is_meant(config: HostDeviceConfig) -> Callable[[dict[str, Any]], bool]:
-    """Return a function that tells, for the member `link` of a record, whether `config` selects the record's device."""
+    """Return a function that tells whether `config` selects the device in the member `link` of a record."""
     return lambda recorded: _selects(config, recorded, None, unknown=False)
 
 
@@ -172,10 +172,11 @@ def plan(config: HostDeviceConfig, request: Request, facts: HostDeviceFacts) -> 
 
 
 def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> MovePlan | None:
-    """The plan of a device that Go's plugin moved. Its alias is its name on the host; its other state is unknown.
+    """The plan of a device that Go's plugin moved; None if there is none. The alias of the device is its name on the
+    host. Its other state is unknown.
 
     Any link can have an alias. So if the configuration has a selector, a DEL adopts only the selected link. A CHECK
-    adopts any link, and reports that the link is not the selected one.
+    adopts any link, and reports a link that is not the selected one.
     """
     if inside is None:
         return None
@@ -196,8 +197,8 @@ def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> MovePlan | None:
 
 
 def _stands_on_host(link: Link, host: Rtnl) -> bool:
-    """Whether the device named by the alias of `link` is still on the host. If so, the pod itself has made `link`. A
-    host link with that name is the device only if it is hardware or has the MAC of `link`."""
+    """Whether the device named by the alias of `link` is still on the host, so that the pod itself has made `link`. A
+    host link of that name counts as the device if it is hardware or has the MAC of `link`."""
     other = host.link(name=link.alias)
     return other is not None and (bool(other.parent_device) or other.mac == link.mac)
 
@@ -213,7 +214,7 @@ def differences(planned: MovePlan, config: HostDeviceConfig, link: Link | None, 
 
 
 def _selects(config: HostDeviceConfig, recorded: dict[str, Any], link: Link | None, unknown: bool) -> bool:
-    """Whether the selector names the recorded device; `unknown` if the record does not show this."""
+    """Whether the selector names the recorded device. Returns `unknown` if the record does not show this."""
     former, value = recorded["device"], config.value
     if config.kind == "name":
         return value in (former.get("name"), *former.get("altnames", ()), *(link.altnames if link else ()))

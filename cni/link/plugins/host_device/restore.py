@@ -80,8 +80,8 @@ def restore(planned: MovePlan, link: Link, host: Rtnl, log: Log) -> None:
 
 
 def _restore_state(former: dict[str, Any], link: Link, host: Rtnl, log: Log) -> None:
-    """Restore the state `former` of `link`, a device on the host, as far as the kernel allows. Raises Unrestored when a
-    second call can restore more. Permanent refusals are logged."""
+    """Restore the state `former` of `link`, a device on the host, as far as the kernel allows. Log permanent refusals.
+    Raises Unrestored after a transient refusal, when a second call can restore more."""
     try:
         lasting, passing = Restoration(former, link, host).run()
     except KernelError as fault:  # the device has left the host again
@@ -250,7 +250,7 @@ class Restoration:
             yield "token", *self._change(raw_state.token_attributes(token))
 
     def _change(self, attributes: bytes) -> Step:
-        """The function and the arguments of a step that gives the link these attributes."""
+        """The function and the arguments of a step that gives the link these netlink attributes."""
         return self.host.request, NEWLINK, ifinfo(self.index) + attributes
 
     def _parameters(self) -> Iterator[Step]:
@@ -272,8 +272,9 @@ class Restoration:
     def _addresses(self) -> Iterator[Step]:
         """The steps for the missing addresses, in the kernel's order.
 
-        An IPv6 address that is the source of a route must be usable when the route is set. So such an address is added
-        without duplicate address detection, which it passed before the device left, and then gets its former flags.
+        An IPv6 address that is the source of a route must be usable when the route is set. So such an address is first
+        added without duplicate address detection, and then gets its former flags. It passed the detection before the
+        device left the host.
         """
         saved = [Address(bytes.fromhex(text)) for text in self.saved["addresses"]]
         now = addresses.list_of(self.host, self.index) if saved else []
@@ -305,8 +306,8 @@ class Restoration:
                 yield f"removal of route {route}", self.host.request, raw_state.DELROUTE, body
 
     def _routes(self) -> Iterator[Step]:
-        """The steps for missing routes: first routes without a gateway, then other routes, last and in reverse order
-        the routes that preceded other routes with an equal `SavedRoute.key`."""
+        """The steps for missing routes: routes without a gateway, then routes with a gateway. Last, in reverse order,
+        come the routes that preceded other routes with an equal `SavedRoute.key`."""
         if not self.routes:
             return
         there = {route.identity: route.is_ahead for route in self._own_routes()}
@@ -372,7 +373,7 @@ class Restoration:
 
 
 def _is_due(route: SavedRoute, present: list[SavedRoute]) -> bool:
-    """Whether the route is missing, or now follows routes with an equal `key` that it preceded when it was saved."""
+    """Whether the route must be set: it is missing, or now follows routes of its `key` that it preceded when saved."""
     like = [other for other in present if other.key == route.key]
     at = [number for number, other in enumerate(like) if other.identity == route.identity]
     if not at:

@@ -143,7 +143,8 @@ class SriovFacts(moved.MoveFacts):
 
 
 class SriovPlan(devices.MovePlan):
-    """The plan of a move, and of VF settings. ADD makes the settings `wanted`. DEL sets `keys` to `former` again.
+    """The plan of a move, and of VF settings. ADD makes the settings `wanted`. DEL restores the settings that are named
+    in `keys` to their values in `former`.
 
     `mac` is the MAC to set, or "". For a VF without a netdev, `told` is the [MAC, MTU] that the result shows. For an
     attachment of Go's plugin, `cache` has the names of its files (go_cache), and `sandbox` the path of its sandbox.
@@ -202,7 +203,7 @@ def survey(
 
 
 def plan(config: SriovConfig, request: Request, facts: SriovFacts) -> SriovPlan:
-    """Plan the settings and the move. Raises CniError, with the reason, when they cannot be made."""
+    """Plan the settings and the move. Raises CniError, with the reason, when the VF is unfit for one of these."""
     selected = f'deviceID "{config.pci}"'
     _refuse_unfit(config, selected, facts)
     function, device = facts.function, facts.device
@@ -295,8 +296,8 @@ def without_link(planned: SriovPlan) -> tuple[str, int] | None:
 
 
 def remove(planned: SriovPlan, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
-    """Return the VF to the host and restore its state; a repeated call continues the first. Raises Lingers, and
-    restores nothing, while the VF is in a sandbox that cannot be found, since its VLAN must not change there."""
+    """Return the VF to the host and restore its state. A repeated call continues the first. While the VF is in a
+    sandbox that cannot be found, its VLAN must not change. So nothing is restored then, and Lingers is raised."""
     try:
         if not planned.returned:
             _give_back(planned, host, inside, log)

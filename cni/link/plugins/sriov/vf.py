@@ -113,7 +113,7 @@ def _has_mac(mac: str, function: VirtualFunction | None, link: Link | None, insi
 
 
 def clear(pci: str, keys: list[str], former: dict[str, Any], host: Rtnl) -> None:
-    """Restore the settings `keys` of the VF to `former`, in reverse order. Raises KernelRefused for a refused setting.
+    """Restore the VF's settings `keys` to the values `former`, in reverse order. Raises KernelRefused for a refusal.
 
     A changed administrative MAC is only removed here, since it may block a change of the netdev's MAC. `finish` sets
     the former administrative MAC.
@@ -133,7 +133,7 @@ def clear(pci: str, keys: list[str], former: dict[str, Any], host: Rtnl) -> None
 
 
 def finish(pci: str, keys: list[str], former: dict[str, Any], host: Rtnl) -> None:
-    """Restore the VF's administrative MAC in `former`. Raises KernelRefused if one of `keys` is still not restored."""
+    """Restore the VF's administrative MAC in `former`. Raises KernelRefused if a setting of `keys` is not restored."""
     end = time.monotonic() + MAC_SECONDS
     while True:
         function = find(pci, host)
