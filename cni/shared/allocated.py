@@ -1,9 +1,9 @@
 """Choose the rail of an attachment to a network with `rail.nics`, by the NIC allocated to the pod.
 
 A rail is a numbered NIC with a subnet (cni.shared.rail). `rail.nics` lists the NICs of all rails, `rail.index` is the
-number of one rail. `complete` replaces the configuration of a request by the configuration of one rail, which has
-`rail.index`, before other code reads it. So no other module needs to handle `rail.nics`. The record of the attachment
-keeps the configuration of the rail. Calls after the ADD read the rail from the record, because the device may be gone.
+number of one rail. `complete` replaces the configuration of a request by that of one rail, in which `rail.index` is
+set. It is called before other code reads the configuration, so no other module handles `rail.nics`. The record of the
+attachment keeps the replaced configuration. Calls after the ADD read it there, because the device may be gone.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _REMEDY = (
 def complete(request: Request, log: Log) -> None:
     """Replace the configuration of `request`, if it has the key `rail`, by the configuration of one rail.
 
-    Raises InvalidConfig when an ADD has no allocated device, or its device is on no NIC in `rail.nics`. Also raises it
-    when another key contradicts the device.
+    Raises InvalidConfig when an ADD has no allocated device, when the device is on no NIC in `rail.nics`, or when
+    another key contradicts the device.
     """
     document = request.member("rail")
     if not isinstance(document, dict):

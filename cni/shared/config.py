@@ -1,9 +1,9 @@
 """Check a network configuration by its keys, and fill an object with the values.
 
-A plugin declares each key as an attribute of a class, and `keys_of` returns the table of the keys. `fill` reads them from
-a JSON object into the attributes of an object, and collects all faults, so that an author sees all faults at once. Keys
-match without regard to case, unknown keys are ignored, and null means absent. Go's encoding/json does the same, and
-existing configurations rely on this.
+A plugin declares each key as an attribute of a class, and `keys_of` returns the table of the keys. `fill` reads the
+values from a JSON object into the attributes of an object. It collects all faults, so that an author sees them at once.
+Keys match without regard to case, unknown keys are ignored, and null means absent. Go's encoding/json has the same
+rules, and existing configurations rely on them.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ PLAIN = "plain"  # the default of rail.addressing
 
 
 class Key:
-    """A key of a configuration, and the attribute that `fill` sets to its value, or to `default` if the key is absent.
+    """A key of a configuration. `fill` sets an attribute to the value of the key, or to `default` if the key is absent.
 
     `read` checks the JSON value and returns the value of the attribute. Its ValueError states the wanted form. `doc` is
     the description of the key. If the value is a path, `roots` is the key of the node's policy (cni.shared.policy) that
-    lists the directories in which the path may lie. The name in a class that declares the key is the attribute, and also
-    the name of the key unless `name` is given.
+    lists the directories for the path. The attribute has the name that the key has in its class; the key has the same
+    name unless `name` is given.
     """
 
     def __init__(self, read: Callable[[Any], Any], default: Any = None, name: str = "", roots: str = "") -> None:
@@ -72,7 +72,7 @@ def keys_of(declaring: type) -> Sequence[Key]:
 
 
 class Fault:
-    """A key with a wrong value. `wanted` describes the right value. `details` is added to the details of the error."""
+    """A key with a wrong value. `wanted` describes a right value. `details` goes into the details of the CNI error."""
 
     def __init__(self, key: str, value: object, wanted: str, details: str = "") -> None:
         self.key = key
@@ -87,8 +87,8 @@ class Fault:
 def fill(
     target: object, table: Sequence[Key], document: Mapping[str, Any], faults: list[Fault], prefix: str = ""
 ) -> None:
-    """Set an attribute of `target` for each key in `table`, to the value in `document` or to the default. Append a
-    fault to `faults` for each wrong value, with `prefix` before the name of its key."""
+    """Set the attribute of each key in `table` on `target`, to the value in `document` or to the default. Append a
+    fault to `faults` for each wrong value. `prefix` comes before the name of the key in a fault."""
     folded = fold(document)
     values = {key.attribute: key.default for key in table}
     for key in table:
@@ -105,8 +105,8 @@ def fill(
 def take(
     target: object, attribute: str, read: Callable[[Any], Any], faults: list[Fault], given: Sequence[tuple[str, Any]]
 ) -> None:
-    """Set `attribute` of `target` to the result of `read` for the last valid value in `given`, a list of (name of the
-    source, value). Ignore empty values. Append a fault for each invalid value to `faults`."""
+    """Set `attribute` of `target` to the last valid value in `given`, as `read` returns it. `given` has pairs (name of
+    the source, value). Ignore empty values. Append a fault for each invalid value to `faults`."""
     for place, value in given:
         if value:
             try:
@@ -116,7 +116,7 @@ def take(
 
 
 def attempt(read: Callable[[str], T], text: str, key: str, faults: list[Fault]) -> T | None:
-    """Return `read(text)`. When it raises ValueError, add a fault under the name `key`, and return None."""
+    """Return `read(text)`. If `read` raises ValueError, append a fault of the key `key` to `faults` and return None."""
     try:
         return read(text)
     except ValueError as fault:
@@ -215,7 +215,7 @@ def mapping(value: Any) -> dict[str, Any]:
 
 
 def ipam_block(value: Any) -> dict[str, Any]:
-    """Check the object `ipam`, and return it. `type` names the IPAM plugin; without it the link gets no addresses."""
+    """Check the object `ipam`, and return it. Without `type`, the IPAM plugin's name, the link gets no addresses."""
     block = mapping(value)
     kind = member(block, "type")
     if kind is not None and not isinstance(kind, str):
@@ -242,7 +242,7 @@ def asks_for_same_index(request: Request) -> bool:
 
 
 def list_of(read: Callable[[Any], Any], most: int = MOST_MEMBERS) -> Callable[[Any], list[Any]]:
-    """A function that checks a list of up to `most` members, and returns the results of `read` for them."""
+    """A function that checks a list of up to `most` members, and returns the list of `read(member)`."""
 
     def read_all(value: Any) -> list[Any]:
         if not isinstance(value, list):
@@ -255,7 +255,7 @@ def list_of(read: Callable[[Any], Any], most: int = MOST_MEMBERS) -> Callable[[A
 
 
 def hardware_address(value: Any) -> str:
-    """Check a unicast MAC, also "aa-bb-cc-dd-ee-ff" or "aabb.ccdd.eeff" as in Go; return it as "aa:bb:cc:dd:ee:ff"."""
+    """Check a unicast MAC and return it as "aa:bb:cc:dd:ee:ff". Like Go, accept "-" for ":", and "aabb.ccdd.eeff"."""
     text = string(value)
     words = text.split(".")
     if len(words) == 3 and all(len(word) == 4 for word in words):

@@ -1,4 +1,4 @@
-"""The parts of every GC: when it began, which attachments it must keep, and how it locks those that it may remove."""
+"""The parts of every GC: the time at which it began, the attachments to keep, and the locks of those to remove."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ class Began:
 
 
 def valid_attachments(request: Request, log: Log) -> set[Attachment] | None:
-    """The attachments that GC must keep; None, after a warning, when the key is absent and GC must remove nothing.
+    """The attachments in VALID_ATTACHMENTS, which GC must keep. If the key is absent, log a warning and return None: GC
+    must then remove nothing.
 
     The value null means an empty list: runtimes written in Go send null for a network without attachments. Raises
     InvalidConfig when the value is no list of attachments.
@@ -69,8 +70,8 @@ def valid_attachments(request: Request, log: Log) -> set[Attachment] | None:
 def locked(
     attachments: Iterable[Attachment], part: str, records: Records
 ) -> Iterator[tuple[Attachment, dict[str, Any] | None]]:
-    """Yield (attachment, record) for each attachment with a record of `part` ("link", "ipam" or "rdma"), and hold its
-    lock meanwhile. If another call has the lock, yield the attachment with None in place of the record."""
+    """Yield (attachment, record of `part`) for each attachment with such a record, and hold the attachment's lock until
+    the next one. `part` is "link", "ipam" or "rdma". If another call has the lock, yield (attachment, None)."""
     for attachment in attachments:
         held = records.try_locked(attachment, part)
         if held is None:

@@ -1,4 +1,4 @@
-"""Write log lines, each with its attachment, to stderr and to the file that the configuration names.
+"""Write log lines, each with its attachment, to stderr and to the log file of the configuration.
 
 Runtimes often discard the stderr of a plugin, so a fact that a user must know is never only in the log. The names of
 networks and pods are untrusted. So unprintable characters become "?", and a message stays on one line.
@@ -19,8 +19,8 @@ LEVELS = ("debug", "verbose", "warning", "error", "panic")  # as in whereabouts;
 
 
 def tell(line: bytes) -> None:
-    """Write `line` to stderr without a buffer, and ignore a failure. A buffer would keep an unwritten line, and a
-    process that serves several calls would write the line to the stderr of its next caller."""
+    """Write `line` to stderr, and ignore a failure. No buffer is used, since it would keep a line that cannot be
+    written, and a process for several calls would write this line to the stderr of the next caller."""
     try:
         os.write(sys.stderr.fileno(), line)
     except (OSError, AttributeError):
@@ -31,7 +31,7 @@ class Log:
     """The log of a call. Each line contains `context`; lines below `level` are not written.
 
     `path` is the path of the log file, without symbolic links (cni.shared.kernel.files.resolve), or "". `hidden` has
-    texts that the error of this call must not contain. The log may contain them, because it stays on the node.
+    texts that the call's error message must not contain. The log may contain these texts, because it stays on the node.
     """
 
     def __init__(self, context: str = "", level: str = "warning", path: str = "") -> None:

@@ -33,7 +33,7 @@ _MOST_SHOWN = 60  # characters of a list in a message
 
 
 def root(value: Any) -> str:
-    """Check that `value` is an absolute path, and return it. Networks may name paths below this path."""
+    """Check that `value` is an absolute path, and return it. Networks may name paths below a root."""
     if not string(value).startswith("/"):
         raise ValueError("want absolute paths")
     return str(value)
@@ -131,11 +131,11 @@ class Policy:
         return any(matches(one, name) for one in getattr(self, key) for name in names if name)
 
     def way_out(self) -> str:
-        """The remedy in the error message about a device that networks may not take."""
+        """The remedy, for the error message about a device that networks may not take."""
         return f"list it in `uplinks` of {self.path}"
 
     def permit(self, key: str, what: str, names: Sequence[str]) -> None:
-        """Raise InvalidConfig when none of a device's `names` matches the list `key`; `what` describes the device."""
+        """Raise InvalidConfig when none of a device's `names` matches the list `key`. `what` describes the device."""
         if not self.allows(key, names):
             raise self.refusal(key, what)
 
@@ -147,8 +147,8 @@ class Policy:
 
 
 def shortened(names: Sequence[str]) -> str:
-    """The first of `names`, at least one, then "…" if there are more; "none" if there are none. The text is short,
-    because runtimes cut off the end of a message; a single long name ends with "…"."""
+    """At least the first of `names`, and as many more as fit in 60 characters; "none" if `names` is empty. "…" stands
+    for the omitted names, and for the end of a long first name. Runtimes cut off the end of a long message."""
     shown = names[0] if names else "none"
     if len(shown) > _MOST_SHOWN:
         return f"{shown[:_MOST_SHOWN]}…"
@@ -175,7 +175,7 @@ _current: Policy | None = None
 
 
 def current() -> Policy:
-    """The policy of this node. A call reads its file only once. Raises InvalidConfig when the file cannot be used."""
+    """The policy of this node. A call reads the file only once. Raises InvalidConfig when the file cannot be used."""
     global _current
     if _current is None:
         _current = load()
@@ -188,13 +188,13 @@ def unless_listed(names: Sequence[str], reason: str) -> str:
 
 
 def forget() -> None:
-    """Forget the policy, so that the next call that this process serves reads it again."""
+    """Forget the policy, so that the next call in this process reads the file again."""
     global _current
     _current = None
 
 
 def load(root: str = "") -> Policy:
-    """The policy of the node whose files are below `root`. Raises InvalidConfig when its file cannot be used."""
+    """The policy of the node whose files are below `root`. Raises InvalidConfig when the policy file is unusable."""
     for path in PATHS:
         try:
             return read(root + path)

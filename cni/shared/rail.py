@@ -15,7 +15,7 @@ TABLE_BASE = 7000
 
 
 def group(value: Any) -> str:
-    """Check the name of a group, and return it. The name becomes a part of the names of records."""
+    """Check the name of a rail group, and return it. It must be valid as a part of the file names of records."""
     if not is_identifier(string(value)) or len(value) > 63:
         raise ValueError('want at most 63 letters, digits, ".", "_" and "-", such as gpu')
     return str(value)
@@ -115,7 +115,7 @@ def of_names(nics: Sequence[Any], names: Collection[str]) -> int | None:
 
 def completed(config: dict[str, Any], index: Any) -> dict[str, Any]:
     """The network `config` for the rail `index`, with the ranges and the gateway of this rail from rail.ranges. Each
-    gateway is excluded from its range. A faulty `config` is returned unchanged: `read` reports the faults."""
+    gateway is excluded from its range. A faulty `config` is returned unchanged, since `read` reports its faults."""
     document, block = member(config, "rail"), member(config, "ipam")
     written = member(document, "ranges")
     if not isinstance(written, list) or not isinstance(block, dict) or type(index) is not int:
@@ -136,7 +136,7 @@ def completed(config: dict[str, Any], index: Any) -> dict[str, Any]:
 
 
 def each(config: dict[str, Any]) -> list[dict[str, Any]]:
-    """The result of `completed` for rail.index or, without this key, the results for all NICs in rail.nics."""
+    """The result of `completed` for rail.index or, if this key is absent, for each NIC in rail.nics."""
     document = member(config, "rail")
     if not isinstance(document, dict):
         return [config]

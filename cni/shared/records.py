@@ -1,9 +1,9 @@
-"""The node's attachment records, and the lock under which every step of an attachment is taken.
+"""The node's attachment records (the files that remember attachments), and the locks of attachments and devices.
 
 On disk, under STATE (mode 0700):
 
-    lock                                         a file with a byte for each OFD byte-range lock: of a part of an
-                                                 attachment, a device, a device-info file, or an address
+    lock                                         a file for OFD byte-range locks: one byte is the lock of a part of an
+                                                 attachment, of a device, of a device-info file, or of an address
     remembered                                   released addresses (ipam.local)
     pending                                      exists when a release is pending because its store is out of reach
     unended                                      its mtime is the time of the next search for unended attachments,
@@ -14,15 +14,15 @@ On disk, under STATE (mode 0700):
 The separator cannot occur in any of the names (cni.shared.spec.request). If the names are too long for a file name, "#"
 and a hash replace them; the record itself always names its attachment. A record is written before the first side effect
 of an ADD and is removed last in a DEL, so the next process finds everything that a killed process left. `write` waits
-for the disk only for a record of leases or addresses that survive a power loss. Any other record may be incomplete
-after a power loss, and then counts as absent (docs/durability.md). Each part of an attachment has its own lock, since
-our link plugin, which holds the lock of its part, may exec our IPAM plugin.
+for the disk only if the record is about leases or addresses that survive a power loss. Any other record may be
+incomplete after a power loss, and then counts as absent (docs/durability.md). Each part of an attachment has its own
+lock: our link plugin holds the lock of its part while it calls our IPAM plugin, which takes the lock of another part.
 
 Records decide which links and leases are deleted, moved and released. So a record is trusted only if no user but root
 can have written it, and if its checksum, the last member, is right. Every later format keeps the number of the format,
-the checksum and the members network, containerID and ifname, so that an older version can distinguish a newer record
-from a damaged record. `read` refuses a record of a newer format. Listings skip such records, so that an attachment of a
-newer railcni does not hinder the others.
+the checksum and the members network, containerID and ifname. So an older version can distinguish a newer record from a
+damaged record. `read` refuses a record of a newer format. Listings skip such a record, so that calls for other
+attachments succeed.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class HeldLock:
 
 
 class Records:
-    """The records and locks in one directory. Nothing is opened or made before it is needed. Every method raises
-    IoFailure when the directory or a file in it cannot be used, or other users can write it."""
+    """The records and locks in one directory. Files and directories are opened or made when they are needed. Every
+    method raises IoFailure when the directory or a file in it cannot be used, or can be written by other users."""
 
     def __init__(self, directory: str = STATE, log: Log | None = None) -> None:
         self.directory = directory
@@ -83,7 +83,7 @@ class Records:
         self._newer: dict[str, dict[str, Any]] = {}  # the records of a newer format that a listing has read
 
     def locked(self, attachment: Attachment, part: str, seconds: float = WAIT_SECONDS) -> HeldLock:
-        """Take the lock of a `part` of `attachment`. Raises TryAgainLater when another call holds it for `seconds`."""
+        """Take the lock of a `part` of `attachment`. Raises TryAgainLater if it is still locked after `seconds`."""
         busy = (
             f"another operation on {attachment.ifname} of container {attachment.container_id} (network"
             f" {attachment.network}) has been running for more than {seconds:g} s: retry when it has ended"
@@ -91,7 +91,7 @@ class Records:
         return self._locked(_offset(part, *attachment.key()), seconds, busy)
 
     def locked_device(self, device: str) -> HeldLock:
-        """Take the lock of a device by its PCI address. Raises TryAgainLater when it stays locked for WAIT_SECONDS.
+        """Take the lock of the PCI address `device`. Raises TryAgainLater if it is still locked after WAIT_SECONDS.
 
         An ADD takes this lock before it searches the records for the device, and holds the lock until its own record
         names the device.
@@ -100,7 +100,7 @@ class Records:
         return self._locked(_offset("device", "", device, ""), WAIT_SECONDS, busy)
 
     def locked_info_file(self, path: str) -> HeldLock:
-        """Take the lock of a device-info file. Raises TryAgainLater when another call holds it for WAIT_SECONDS."""
+        """Take the lock of the device-info file `path`. Raises TryAgainLater if still locked after WAIT_SECONDS."""
         busy = f"another attachment has been writing {path} for more than {WAIT_SECONDS:g} s: retry"
         return self._locked(_offset("info", "", path, ""), WAIT_SECONDS, busy)
 
@@ -109,11 +109,11 @@ class Records:
         return self._try_locked(_offset(part, *attachment.key()))
 
     def try_locked_address(self, pool: str, address: str) -> HeldLock | None:
-        """Take the lock of an `address` in `pool`, which is about to be claimed. Returns None if it is locked."""
+        """Take the lock of an `address` in `pool` before the address is claimed. Returns None if it is locked."""
         return self._try_locked(_offset("address", pool, address, ""))
 
     def open_file(self, name: str) -> int:
-        """A descriptor of the file `name`, which the caller must close. A missing file or directory is made."""
+        """Open the file `name` in the directory. Returns a descriptor. A missing file or directory is made."""
         self._examine()
         path = f"{self.directory}/{name}"
         try:
@@ -147,8 +147,8 @@ class Records:
         return None
 
     def read(self, attachment: Attachment, part: str) -> dict[str, Any] | None:
-        """The record of a `part` of `attachment`, or None. A damaged record is renamed, with a line in the log. Raises
-        IoFailure for a record of a newer format, whose content is unknown, but must not be ignored."""
+        """The record of a `part` of `attachment`; None if there is none. A damaged record is renamed, with a line in
+        the log, and counts as missing. Raises IoFailure for a record of a newer format, which must not be ignored."""
         name = _name(attachment, part)
         document = self._load(name)
         if document and _is_newer(document):
@@ -156,7 +156,7 @@ class Records:
         return document
 
     def write(self, attachment: Attachment, part: str, document: dict[str, Any]) -> None:
-        """Write the record, which survives a crash of the process and, if `_outlives_boot` is true, a power loss."""
+        """Write the record. It survives a crash of the process and, if `_outlives_boot` is true, a power loss."""
         document = {
             "format": FORMAT,
             "network": attachment.network,
@@ -181,8 +181,8 @@ class Records:
             raise self._refused("remove a record from", "attachments", fault) from None
 
     def remind(self, on: bool, due: bool = False) -> None:
-        """Make (`on`) or remove the file that reminds later calls of pending releases. A failure is ignored. If `due`
-        is true, the next call retries the releases at once, without the usual pause after an attempt."""
+        """Make the file that reminds later calls of pending releases, or remove it if `on` is false. Ignore a failure.
+        If `due` is true, the next call retries the releases at once, without the usual pause after an attempt."""
         try:
             if on:
                 self._stamp(PENDING, 0 if due else time.time())
@@ -245,16 +245,16 @@ class Records:
             raise self._refused("remove", f"attachments/{name}", fault) from None
 
     def of_network(self, network: str, part: str, *texts: str) -> list[tuple[Attachment, dict[str, Any]]]:
-        """The network's records of `part`, as (attachment, record); with `texts`, only those that contain one of these."""
+        """(attachment, record) for each record of `part` in `network`; with `texts`, only records with one of them."""
         every = self._every(network + ":", part, texts=texts)
         return [(a, d) for a, _, d in every if a.network == network]
 
     def of_groups(self, part: str) -> list[tuple[Attachment, dict[str, Any]]]:
-        """Return (attachment, record) for each record of `part` with the name of a rail group as its network."""
+        """Return (attachment, record) for each record of `part` of a rail group: its network begins with GROUP."""
         return [(a, d) for a, _, d in self._every(GROUP, part) if a.network.startswith(GROUP)]
 
     def of_container(self, container_id: str, part: str) -> list[tuple[Attachment, dict[str, Any]]] | None:
-        """The container's records of `part`, as (attachment, record). None if one is damaged or of a newer format."""
+        """(attachment, record) for each of the container's records of `part`; None if one is damaged or newer."""
         within = f":{container_id}:"
         found = [(a, d) for a, _, d in self._every("", part, within) if a.container_id == container_id]
         if any(a.container_id == container_id for a, _, _ in self.newer(part)):
@@ -263,15 +263,15 @@ class Records:
         return None if damaged else found
 
     def all(self, part: str = "", *texts: str) -> list[tuple[Attachment, str, dict[str, Any]]]:
-        """Return (attachment, part, record) for all records or, if given, those of `part` with one of `texts`."""
+        """Return (attachment, part, record) for each record; if given, only of `part`, and only with one of `texts`."""
         return self._every("", part, texts=texts)
 
     def refuse_newer(self, *devices: str) -> None:
         """Raise IoFailure when a record of a newer format contains one of `devices`, which are PCI or MAC addresses.
 
-        Listings skip such records. Yet if a device is on the host, has a userspace driver, or was in a sandbox that has
-        died, only the record shows that the device is in use. The whole text is searched, since a newer format may have
-        other members, but every format writes addresses in full.
+        Listings skip such a record, although it may be the only sign that the device is in use: the device may be on
+        the host, have a userspace driver, or have been in a sandbox that is gone. The whole text is searched, since a
+        newer format may have other members, but every format writes addresses in full.
         """
         for name, document in self._newer.items():
             text = codec.dumps(document)
@@ -279,8 +279,8 @@ class Records:
                 raise _newer_format(f"{self._folder}/{name}", document)
 
     def newer(self, part: str = "") -> list[tuple[Attachment, str, dict[str, Any]]]:
-        """Return (attachment, part, record) for each record of a newer format that listings have skipped so far. Only
-        the members that name the attachment have a known meaning."""
+        """Return (attachment, part, record) for each record of a newer format that listings of this object have
+        skipped. Only the members that name the attachment have a known meaning."""
         parts = [(name.rpartition(":")[2], document) for name, document in self._newer.items()]
         return [(a, p, d) for p, d in parts if part in ("", p) and (a := _attachment(d))]
 
@@ -314,7 +314,7 @@ class Records:
             raise self._refused("list", "attachments", fault) from None
 
     def _load(self, name: str, texts: Sequence[bytes] = ()) -> dict[str, Any] | None:
-        """The record in the file `name`; None if it is missing, or contains none of the given `texts`."""
+        """The record in the file `name`; None if it is missing or damaged, or contains none of the given `texts`."""
         self._examine()
         path = f"{self._folder}/{name}"
         try:
@@ -386,7 +386,7 @@ def _hash(size: int, *texts: str) -> bytes:
 
 
 def _offset(*texts: str) -> int:
-    """The offset of the lock for `texts`, equal in all versions, since two versions may run during an upgrade."""
+    """The offset of the lock for `texts`. It must not change, since two versions may run during an upgrade."""
     return int.from_bytes(_hash(8, *texts), "big") >> 2  # an off_t is signed, and the range ends at offset + 1
 
 
@@ -419,10 +419,10 @@ def _is_part(data: bytes) -> bool:
 
 
 def _outlives_boot(document: dict[str, Any]) -> bool:
-    """Whether the record `document` must survive a power loss, because its leases or addresses survive it.
+    """Whether the record `document` must survive a power loss, because its leases or addresses do.
 
     Leases in a store that nodes share survive a power loss of this node, and so do the addresses of a foreign IPAM
-    plugin. Links and the leases in a file of this node do not survive.
+    plugin. Links and the leases in a file of this node do not.
     """
     store = document.get("store")
     return document.get("foreign") is True or (isinstance(store, dict) and store.get("kind") != "file")
@@ -434,7 +434,7 @@ def _is_newer(document: dict[str, Any]) -> bool:
 
 
 def _newer_format(path: str, document: dict[str, Any]) -> IoFailure:
-    """The error for a record of a newer format, whose content is unknown although only it describes the attachment."""
+    """The error for a record of a newer format, which this version cannot read."""
     return IoFailure(
         f"record {path} has format {document['format']}, and this railcni knows {FORMAT}: a newer railcni has made that"
         " attachment; install that version again, at least until its pod is gone"

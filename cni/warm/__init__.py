@@ -6,5 +6,5 @@
     worker.py       serves one call at a time; the shared memory of a supervisor and its workers
     protocol.py     the messages between launcher and worker, and the paths of the sockets; no I/O
 
-Results are the same without workers. Whenever it is uncertain that a worker can serve a call, a new Python serves it.
+Results are the same without workers. If it is uncertain whether a worker can serve a call, a new Python serves it.
 """

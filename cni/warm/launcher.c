@@ -1,8 +1,8 @@
 /* The executables: bin/macvlan and the others, in a checkout and in a bundle, are copies of this program.
  *
- * A warm worker (cni/warm/worker.py) serves a call if it answers and nothing forbids it. Otherwise, and in every doubt, a
- * new Python serves the call: "cold". The worker is asked over a SEQPACKET socket, whose name is made of the digest of
- * the compiled modules, the namespaces and the settings that both must share:
+ * A warm worker (cni/warm/worker.py) serves a call if it answers and nothing forbids this. Otherwise, and in every
+ * doubt, a new Python serves the call: "cold". The launcher asks the worker over a SEQPACKET socket, whose name is made
+ * of the digest of the compiled modules, the namespaces and the settings that both must share:
  *
  *     launcher                                worker
  *     connects; is it root that listens?      accepts; is it root that calls?
@@ -24,9 +24,9 @@
  *     BUNDLE/lib/LOADER --inhibit-cache --library-path BUNDLE/lib --argv0 BUNDLE/bin/python3 BUNDLE/libexec/python3
  *         -IS BUNDLE/libexec/NAME.pyc ARGUMENTS...
  *
- * In a checkout it starts the script libexec/NAME. It passes on the working directory and the environment, but hides the
- * caller's LD_ variables from that loader: they concern the host's libraries. cni/compiled/packed.py undoes this.
- * It is linked statically, so that it needs no library of the host: by musl it adds 0.15 ms to a call, by glibc 0.4.
+ * In a checkout this program starts the script libexec/NAME. It passes on the working directory and the environment, but
+ * hides the caller's LD_ variables from the loader: they concern the host's libraries. cni/compiled/packed.py undoes
+ * this. The program is linked statically, so that it needs no library of the host: by musl it adds 0.15 ms to a call.
  *
  * cc -DTAG='"cpython-311"' [-DLOADER='"ld-linux-x86-64.so.2"'] ...: with the flags in launcher.flags, by the Makefile and cni/dist/bundle.py.
  */
@@ -85,7 +85,7 @@ static int begins(const char *text, const char *start)
 	return !strncmp(text, start, strlen(start));
 }
 
-/* Append a text in printf's format to `text`, a buffer of `size` bytes; what does not fit is cut off. */
+/* Append a text in printf's format to `text`, a buffer of `size` bytes. A text that does not fit is cut off. */
 __attribute__((format(printf, 3, 4))) static void append(char *text, size_t size, const char *format, ...)
 {
 	size_t used = strlen(text);
@@ -96,7 +96,7 @@ __attribute__((format(printf, 3, 4))) static void append(char *text, size_t size
 	va_end(values);
 }
 
-/* Print `before`, that `path` cannot be used, and `remedy`: a CNI error for a runtime, text for a person. Then exit. */
+/* Print that `path` cannot be used, between `before` and `remedy`: a CNI error for a runtime, else plain text. Exit. */
 __attribute__((noreturn)) static void fail(const char *before, const char *path, int error, const char *remedy)
 {
 	char shown[LONGEST_PATH] = "";
@@ -112,7 +112,7 @@ __attribute__((noreturn)) static void fail(const char *before, const char *path,
 	_exit(1);
 }
 
-/* Write `said` to stdout, and exit with `status`; after a failed write with 1, so that the runtime sees the failure. */
+/* Write `said` to stdout, and exit with `status`. If the write fails, exit with 1, so that the runtime sees this. */
 __attribute__((noreturn)) static void answer(const char *said, size_t size, int status)
 {
 	signal(SIGPIPE, SIG_IGN);
@@ -145,8 +145,8 @@ static int open_nothing(void)
 	return open("/dev/null", O_PATH);
 }
 
-/* Open the closed ones of stdin, stdout and stderr as descriptors that cannot be read or written; otherwise the next
- * opened file, such as the pack, would get such a number. Returns 0 on a failure. */
+/* If stdin, stdout or stderr is closed, open it as a descriptor that cannot be read or written. Otherwise the next
+ * opened file, such as the pack, would get the number. Returns 0 on a failure. */
 static int have_streams(void)
 {
 	for (int fd = 0; fd < 3; fd++)
@@ -166,9 +166,9 @@ static void have_no_directory(void)
 	close(opened);
 }
 
-/* A digest (FNV-1a) of the variables that the resolver and OpenSSL read at a time of their choice. Workers keep the
- * values of the call that started them; callers with other values have other workers. Variables of the loader, malloc
- * and the clock change no result. */
+/* A digest (FNV-1a) of the environment variables that the resolver and OpenSSL may read only once in a process. Workers
+ * keep the values of the call that started them; callers with other values have other workers. Variables of the loader,
+ * malloc and the clock change no result. */
 static unsigned settings(void)
 {
 	static const char *const names[] = { /* as in start.py */
@@ -240,8 +240,8 @@ static ssize_t read_stdin(char *piece, size_t size)
 	}
 }
 
-/* Read stdin to its end into a memfd. Returns 0 when nothing was read: after a failure, or when the caller limits the
- * size of files, and so of a memfd. A failure after a part was read ends the call: this part cannot be read again. */
+/* Read stdin to its end into a memfd. Returns 0 if nothing was read: after a failure, or when the caller limits the
+ * size of files and memfds. If only a part can be read, the call ends, since this part cannot be read again. */
 static int keep_stdin(void)
 {
 	static const char again[] = "retry when the node has memory";
@@ -313,8 +313,8 @@ static int request(int connection, const char *name)
 	return sent >= 0;
 }
 
-/* Let a worker serve the call of the plugin `name`, and exit. Returns the reason if no worker has served it. For the
- * reason NONE_THERE, this call may start workers after its reply. */
+/* Let a worker serve the call of the plugin `name`, and exit. If no worker has served the call, return the reason. For
+ * the reason NONE_THERE, this call may start workers after its reply. */
 static char try_warm(const char *root, const char *name)
 {
 	static char packet[PIECE + 1];
@@ -385,8 +385,8 @@ static int find_root(const char *path, char *root, char *name)
 	return 1;
 }
 
-/* Serve the call of the executable at `path`: warm, or by an exec of the interpreter. Returns only after a failure; then
- * `path`, which has room for LONGEST_PATH bytes, is the file that cannot be used, and errno says why. */
+/* Serve the call of the executable at `path`: warm, or by an exec of the interpreter. Returns only after a failure. Then
+ * `path`, which has room for LONGEST_PATH bytes, names the file that cannot be used, and errno has the reason. */
 static void run(char *path, int count, char **given)
 {
 	char root[PATH_MAX], name[NAME_MAX + 1];

@@ -1,8 +1,8 @@
-"""The messages between the launcher and a worker, and the paths of sockets and locks, in a directory that only root can
-enter. launcher.c has the same messages and paths. No I/O.
+"""The messages between the launcher and a worker, and the paths of sockets and locks. Only root can enter their
+directory. launcher.c has the same messages and paths. No I/O.
 
-A caller's identity is a text that stands for its compiled modules, namespaces, settings, root directory and
-capabilities. A worker serves only callers with one identity."""
+A caller's identity is a text that stands for its compiled modules, namespaces, settings (environment variables of the
+resolver and OpenSSL), root directory and capabilities. A worker serves only callers with one identity."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ SOCKET, LOCK = ".sock", ".lock"
 
 HELLO = b"h"
 FOR_OTHERS, OTHER_NETNS = b"o", b"p"  # the reasons for which a worker does not serve a call
-MOST_BYTES = 1 << 18  # of a request: more than a socket buffer takes, unless net.core.wmem_default is raised
+MOST_BYTES = 1 << 18  # of a request: a socket buffer takes less, unless net.core.wmem_default is raised
 STATUS, STOP = "status", "stop"  # requests of the command `railcni`, in place of a plugin's name; identity is ignored
 _PIECE = 1 << 16  # the most bytes of stdout in a packet, as in launcher.c
 
 
 def name_of(identity: str) -> str:
-    """The file name, without suffix, of a supervisor's socket and lock: the part of `identity` for compiled modules,
-    namespaces and settings."""
+    """The file name, without suffix, of a supervisor's socket and lock. It is the part of `identity` for the compiled
+    modules, the mount and network namespaces, and the settings."""
     return "-".join(identity.split("-")[:4])
 
 
 class Call:
-    """A request of a launcher to a worker. `plugin` is the plugin's name; `identity`, `umask` and `environ` are the
-    caller's. `netns` is "MINOR:INODE" of the file at CNI_NETNS: its minor device number and its inode number."""
+    """A request of a launcher to a worker. `plugin` is the plugin's name. `identity`, `umask` and `environ` are the
+    caller's. `netns` is "MINOR:INODE", the minor device number and the inode number of the file at CNI_NETNS."""
 
     def __init__(self, identity: str, plugin: str, umask: int, netns: str, environ: dict[bytes, bytes]) -> None:
         self.identity = identity

@@ -1,9 +1,9 @@
 """Start a supervisor after the reply of a call that found no workers.
 
-The supervisor inherits from the caller the namespaces, the control group and some environment variables (_SETTINGS). It
-inherits no descriptor (a runtime would wait for a pipe's end), session, signal handler, working directory or other
-variable. A failure of the start is ignored. No supervisor is started if the caller's resource limits or seccomp filter
-would hinder the calls of other callers.
+The supervisor keeps the namespaces, the control group and some environment variables (_SETTINGS) of the caller. It does
+not keep the caller's session, signal handlers, working directory, other variables, and descriptors (a runtime would
+wait for the end of its pipes). A failure of the start is ignored. No supervisor is started if the caller's resource
+limits or seccomp filter would hinder later calls of other callers.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _SETTINGS = (b"HOSTALIASES", b"LOCALDOMAIN", b"RES_OPTIONS", b"RESOLV_", b"OPENS
 
 
 def supervisor(script: str, identity: str) -> None:
-    """Start a supervisor (Python with `script`) for callers with `identity`, unless one runs. In the forked process
-    this function never returns: that process ends or becomes the supervisor."""
+    """Start a supervisor (Python with `script`) for callers with `identity`, unless one runs already. The function
+    returns only in the calling process: the forked process ends, or becomes the supervisor."""
     try:
         if not all(policy.current().warm) or not _raise_limits() or _is_filtered():
             return
@@ -44,7 +44,7 @@ def supervisor(script: str, identity: str) -> None:
 
 
 def _lock(identity: str) -> int:
-    """A descriptor that holds the lock of the supervisor for `identity`; -1 when this lock is not free."""
+    """Take the lock that the supervisor for `identity` holds. Returns its descriptor; -1 when the lock is not free."""
     files.take_directory(protocol.PARENT)
     files.take_directory(protocol.DIRECTORY)
     name = protocol.name_of(identity) + protocol.LOCK

@@ -1,17 +1,17 @@
 """The supervisor, which keeps a pool of workers, and ends when no call has come for some time.
 
-The pool has LEAST workers. When a call has taken the last idle worker, the supervisor adds one, up to the maximum of
-the node's policy, so the next call finds an idle worker. A worker ends after a number of calls, and is replaced only
-when the pool has too few. The pool shrinks only in this way. Calls that find no idle worker wait in the kernel's queue,
-and run cold (without a worker) after a second.
+The pool has at least LEAST workers. When a call has taken the last idle worker, the supervisor adds one, up to the
+maximum of the node's policy, so that the next call finds an idle worker. A worker ends after a number of calls, and is
+replaced only when the pool has too few. The pool shrinks only in this way. A call that finds no idle worker waits in
+the kernel's queue, and runs cold (without a worker) after a second.
 
-The supervisor serves no calls itself. It also ends when its socket is gone from its path, when the compiled modules or
-the node's policy change, and at SIGTERM. The workers then finish the current and the waiting calls. If the supervisor
-is killed, the kernel kills its workers.
+The supervisor serves no calls itself. It also ends at SIGTERM, when its socket is gone from its path, and when the
+compiled modules or the node's policy change. The workers then finish the current and the waiting calls. If the
+supervisor is killed, the kernel kills its workers.
 
-Process 1 of the PID namespace inherits the supervisor. In a container, for example of thick Multus, process 1 may never
-wait for an inherited process, and an ended supervisor would stay as a zombie. So only a supervisor in the initial PID
-namespace ends when no call comes. Any other supervisor ends only its workers, and makes new workers at the next call.
+When the supervisor ends, process 1 of its PID namespace must wait for it (waitpid(2)). In a container, such as that of
+thick Multus, process 1 may never do so, and the supervisor would become a zombie. So only a supervisor in the initial
+PID namespace ends when no call comes. Any other one ends its workers, and makes new workers at the next call.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # include/uapi/linux/prctl.h
 def main(identity: str, lock: int, pack: str, modules: Iterable[str]) -> NoReturn:
     """Run the supervisor of workers for callers with `identity`, and end the process.
 
-    `lock` is the descriptor with the lock that only one supervisor can hold, `pack` the path of the compiled modules.
-    `modules` are the names of the modules that are loaded before the first call."""
+    `lock` is a descriptor that holds the supervisor's lock. `pack` is the path of the compiled modules. `modules` are
+    the names of the modules that are loaded before the first call."""
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_NAME, b"railcni-warm")
     os.set_inheritable(lock, False)
@@ -55,7 +55,7 @@ def main(identity: str, lock: int, pack: str, modules: Iterable[str]) -> NoRetur
 
 
 class Supervisor:
-    """The supervisor of the workers for callers with one `identity` (see protocol.py)."""
+    """The supervisor of the workers for callers with the same `identity` (see protocol.py)."""
 
     def __init__(self, identity: str, lock: int, pack: str, prctl: Callable[[int, object], int]) -> None:
         self._identity = identity

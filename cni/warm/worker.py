@@ -1,8 +1,8 @@
 """A worker: a process that serves one call at a time, with the same result as a new Python process.
 
 A worker keeps the compiled modules, the open lease file and connections to stores between calls, but no data of a call.
-It ends after an error or CALLS calls, and the supervisor replaces it if needed. A worker also ends if a call has made
-the process large, or has left it in another network namespace or with an open descriptor, which may hold a lock.
+It ends after an error or CALLS calls, and the supervisor replaces it if needed. A worker also ends if it needs much
+memory after a call, is in another network namespace, or has a new open descriptor, which may hold a lock.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ FREE, IDLE, BUSY = range(3)
 
 
 class Board:
-    """Memory in which a supervisor and its workers (at most `size`) share their state. The supervisor makes it before
-    the workers. It needs no lock: each worker writes only its own slot, and the supervisor everything else."""
+    """Memory in which a supervisor and at most `size` workers share their state. The supervisor makes it before the
+    workers. It needs no lock, since each worker writes only its own slot, and the supervisor writes everything else."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -77,7 +77,7 @@ class Board:
 
 
 class Worker:
-    """The worker in `slot` of `board`. It accepts calls on `listening`, and writes to `poke` to wake its supervisor."""
+    """The worker in `slot` of `board`. It accepts calls on `listening`, and writes to `poke` to wake the supervisor."""
 
     def __init__(self, listening: socket.socket, board: Board, slot: int, identity: str, poke: int) -> None:
         self._listening = listening
@@ -123,7 +123,7 @@ class Worker:
         self._is_ending = True
 
     def _accepted(self, connection: socket.socket) -> bool:
-        """Serve the call of a connection; return whether this worker can serve another call."""
+        """Serve the call of a connection. Returns whether this worker can serve another call afterwards."""
         fds: list[int] = []
         try:
             _, uid, _ = _CREDENTIALS.unpack(
@@ -188,7 +188,7 @@ class Worker:
         return status == 0 and self._is_as_before()
 
     def _set_environment(self, environ: dict[bytes, bytes]) -> None:
-        """Set the process's environment to `environ`; change only the variables that differ from the last call."""
+        """Set the process's environment to `environ`. Only variables that differ from the last call are changed."""
         for name in self._environ.keys() - environ.keys():
             del os.environb[name]
         os.environb.update(environ.items() - self._environ.items())

@@ -29,8 +29,8 @@ class Address:
     IFA_F_* bits. `metric` is the metric of the prefix route, 0 for the kernel's default. `local` has the bytes of the
     address, `body` is the body of the netlink message.
 
-    A `permanent` address never expires: an administrator or a plugin has set it, and not SLAAC. For a `tentative` address
-    duplicate address detection still runs: it cannot be used yet. A `duplicate` address is in use by another host.
+    A `permanent` address never expires: an administrator or a plugin has set it, and not SLAAC. A `tentative` address
+    cannot be used yet, since duplicate address detection still runs. A `duplicate` address is in use by another host.
     """
 
     def __init__(self, body: bytes) -> None:
@@ -78,8 +78,8 @@ def add(
     """Give the link `index` the address `text`, permanently. Raises KernelError EEXIST when the link has it.
 
     `broadcast` sets the broadcast address of the prefix, for IPv4 with a prefix shorter than 31 bits. `nodad` makes an
-    IPv6 address usable at once; otherwise the kernel first looks for a duplicate (see Address.tentative). The other
-    parameters restore an address as it was read, with the values of an `Address`.
+    IPv6 address usable at once, without duplicate address detection. The other parameters have the meaning of the
+    attributes of `Address`, and serve to restore an address.
     """
     family, local, length = _parse(text)
     body = IFADDR.pack(family, length, 0, scope, index) + netlink.attribute(_LOCAL, local)
@@ -103,7 +103,7 @@ def remove(rtnl: netlink.Socket, index: int, text: str) -> None:
 
 
 def clear(rtnl: netlink.Socket, index: int) -> None:
-    """Remove all addresses from the link `index` except those of link scope."""
+    """Remove all addresses from the link `index` except link-local ones (link scope)."""
     for address in list_of(rtnl, index):
         if address.scope == LINK_SCOPE:
             continue

@@ -27,8 +27,8 @@ _BEGINNINGS = (
 
 
 def environment(variables: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-    """The environment for a child program: only the `variables` that it may need, since a runtime's other variables may
-    be secret. Without CNI_COMMAND, all `variables` are returned, since the caller is no runtime."""
+    """The environment for a child program: only the `variables` that the program may need, since others may be secrets
+    of the runtime. Without CNI_COMMAND, the caller is no runtime, and all `variables` are returned."""
     if b"CNI_COMMAND" not in variables:
         return dict(variables)
     return {k: v for k, v in variables.items() if k.upper() in _NAMES or k.startswith(_BEGINNINGS)}
@@ -37,13 +37,11 @@ def environment(variables: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
 def run(
     argv: list[str], environ: Mapping[bytes, bytes], stdin: bytes = b"", deadline: float | None = None
 ) -> tuple[bytes, int]:
-    """Run the program `argv`, found as by execvp(3). Returns its stdout and its exit code, or -N if signal N ended it.
+    """Run the program `argv`, found in PATH. Returns its stdout and its exit code, or -N if signal N ended it.
 
-    The program inherits stderr.
-
-    At the `deadline` (time.monotonic), or after more than a MiB of output, the program is killed with its process
-    group, and TimeoutError is raised. Without a deadline, time and output have no limit. Raises OSError when the
-    program cannot be run.
+    The program inherits stderr. At the `deadline` (time.monotonic), or after more than a MiB of output, the program is
+    killed with its process group, and TimeoutError is raised. Without a deadline, time and output have no limit. Raises
+    OSError when the program cannot be run.
     """
     held = os.memfd_create("stdin", os.MFD_CLOEXEC)  # a pipe could fill while the program writes its answer
     while stdin:
@@ -78,7 +76,7 @@ def run(
 
 
 def _read(fd: int, deadline: float | None) -> bytes:
-    """Read `fd` to its end. If a `deadline` is given, raises TimeoutError when it has passed, or after a MiB."""
+    """Read `fd` to its end. With a `deadline`, raises TimeoutError when it has passed, or after more than a MiB."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     output = b""

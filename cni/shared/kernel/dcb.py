@@ -20,7 +20,7 @@ _SELECTOR_DSCP = 5
 
 class Dcb:
     """DCB settings. `pfc` has the lossless priorities (0 to 7), or is None if the driver does not show them. `dscp`
-    maps DSCPs to their priorities. In trust mode DSCP, mlx5 has an entry for each of the 64 DSCPs (en_dcbnl.c)."""
+    maps DSCPs to priorities. In trust mode DSCP, mlx5 lists all 64 DSCPs (en_dcbnl.c)."""
 
     def __init__(self, pfc: tuple[int, ...] | None, dscp: dict[int, int]) -> None:
         self.pfc = pfc

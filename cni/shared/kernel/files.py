@@ -3,11 +3,11 @@
 A file is written under a temporary name in its own directory and then renamed, so a reader sees the old content or the
 new content, never a part. The temporary name is derived from the name of the file. So the next writer replaces the
 temporary file of a killed writer, and `remove` removes both files. Two processes must not write the same file at the
-same time. A power loss may undo a write that is not durable, or leave a part (docs/durability.md). The functions do not
-catch OSError, since the caller knows the purpose of the file and words the error.
+same time. A power loss may undo a write that is not durable, or leave a part of the file (docs/durability.md). The
+functions do not catch OSError: the caller knows the purpose of the file, and writes the error message.
 
-`resolve` follows a path, the caller checks the result, and `open_resolved` opens this result. `open_resolved` follows
-no symbolic link, so it refuses a link that somebody made after the check.
+To use an untrusted path, call `resolve`, check the result, and open it by `open_resolved`. This function follows no
+symbolic link, so it refuses a link that was made after the check.
 
 "Other users" are all users except root and the user of this process.
 """
@@ -25,12 +25,12 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class NotPrivate(PermissionError):
-    """A file or directory that other users may have written. Its `strerror` has the fault and the remedy."""
+    """A file or directory that other users can write. `strerror` has the fault and the remedy."""
 
 
 def write_whole(directory: str, name: str, data: bytes, durable: bool = False, mode: int = 0o600) -> None:
     """Write `data` to a new file with `mode`, which replaces any former file `name` in `directory`. If `durable` is
-    true, content and name are on the disk on return. POSIX promises this only after an fsync of each."""
+    true, file and directory are synced, so that content and name are on the disk on return."""
     temporary = f"{directory}/{temporary_of(name)}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -76,7 +76,7 @@ def read_whole(path: str) -> bytes:
 
 
 def read_sysctl(name: str) -> str:
-    """The value, without newline, of the kernel parameter at `name` below /proc/sys: "net/ipv4/conf/net1/arp_notify".
+    """The value of the kernel parameter `name`, such as "net/ipv4/conf/net1/arp_notify", without newline.
 
     Parameters below "net" are those of the calling thread's network namespace. Raises FileNotFoundError when the
     parameter, or the link in its name, does not exist.
@@ -115,8 +115,8 @@ def names_in(directory: str) -> list[str]:
 
 
 def mark(path: str, links: bool = False) -> tuple[int, ...]:
-    """Return (device, inode, size, modification time) of the file at `path`, which differ after a change of the file;
-    () without a file. If `links` is true, a symbolic link is followed."""
+    """Return (device, inode, size, modification time) of the file at `path`, or () if there is no file. The result
+    changes when the file changes. If `links` is true, a symbolic link is followed."""
     try:
         status = os.stat(path, follow_symlinks=links)
     except OSError:
@@ -125,7 +125,7 @@ def mark(path: str, links: bool = False) -> tuple[int, ...]:
 
 
 def read_regular(path: str, most: int, flags: int = 0, private: bool = False) -> bytes:
-    """The content of the file at `path`. A FIFO or device there does not block. `flags` adds O_* flags.
+    """The content of the file at `path`. A FIFO or device does not block the call. `flags` are further O_* flags.
 
     Raises ValueError when the file is not regular or has more than `most` bytes. With `private`, raises NotPrivate when
     other users can write the file.
@@ -210,8 +210,8 @@ def make_private_directory(path: str, has_parent: bool = False) -> None:
 def take_directory(path: str) -> None:
     """Make the directory `path` (see `make_private_directory`), and ensure that no other user can write it.
 
-    If others can write the directory, it gets mode 0700: a tmpfs has mode 1777 by default. Raises NotPrivate for a
-    symbolic link or a directory of another user.
+    A directory that others can write, such as a tmpfs with its default mode 1777, gets mode 0700. Raises NotPrivate for
+    a symbolic link or a directory of another user.
     """
     make_private_directory(path)
     try:
@@ -230,8 +230,8 @@ def take_directory(path: str) -> None:
 
 
 def open_private(directory: str, name: str) -> int:
-    """A descriptor, for reading and writing, of the file `name` in `directory`, which `take_directory` has checked. If
-    `name` is a symbolic link, or a file that other users could write, it is first removed."""
+    """A descriptor, for reading and writing, of the file `name` in `directory`. The caller has called `take_directory`.
+    If `name` is a symbolic link, or a file that other users could write, it is replaced by a new file."""
     path = f"{directory}/{name}"
     try:
         return open_checked(path)
@@ -313,5 +313,5 @@ def open_resolved(path: str, flags: int, mode: int = 0) -> int:
 
 
 def is_below(path: str, root: str) -> bool:
-    """Whether the resolved `path` is the resolved `root` or below that root."""
+    """Whether `path` is `root` or below `root`. Both must be results of `resolve`."""
     return path == root or path.startswith(root.rstrip("/") + "/")

@@ -4,8 +4,8 @@ The steps are those of pkg/ipam of containernetworking/plugins, in the sandbox a
 up, routes. With arp_notify the kernel announces the IPv4 addresses when the link comes up (inetdev_event,
 net/ipv4/devinet.c). The kernel does not announce an IPv6 address that skips duplicate address detection. To trigger the
 announcement, this module sets the link's MAC to its present value (NETDEV_CHANGEADDR in ndisc_netdev_event,
-net/ipv6/ndisc.c), which saves a raw socket and 12 ms. Setting the MAC also announces the addresses of both families if
-the link was up before it had addresses, or if hardware got its carrier late (NETDEV_CHANGEADDR in inetdev_event).
+net/ipv6/ndisc.c), which saves a raw socket and 12 ms. The MAC is also set if the link was up before it had addresses,
+or if hardware got its carrier late, to announce the addresses of both families (inetdev_event).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ CARRIER_SECONDS = 0.2  # as in sriov-cni
 def configure(inside: Rtnl, link: Link, wanted: Result, dad: bool, set_up: Callable[[], None]) -> tuple[str, int]:
     """Give `link` the addresses and routes of `wanted`, and set it up. Returns the link's new MAC and MTU.
 
-    The thread must be in the namespace of `inside`. `set_up` is called to set the link up, unless the link is up
-    already because a foreign IPAM plugin needed it. If `dad` is true, wait for the duplicate address detection of the
-    IPv6 addresses. Raises KernelRefused or InvalidConfig when a step fails.
+    The thread must be in the namespace of `inside`. `set_up` sets the link up. It is not called if the link is up
+    already, for a foreign IPAM plugin. If `dad` is true, wait for the duplicate address detection of the IPv6
+    addresses. Raises KernelRefused or InvalidConfig when a step fails.
     """
     has_ipv6 = any(a.family == 6 for a in wanted.ips)
     if wanted.ips:

@@ -2,7 +2,7 @@
 
 Sources: IPV4_DEVCONF_* in include/uapi/linux/ip.h, DEVCONF_* in include/uapi/linux/ipv6.h; devinet_sysctl
 (net/ipv4/devinet.c), addrconf_sysctl and ipv6_store_devconf (net/ipv6/addrconf.c) for names and units. Newer kernels
-only append parameters to these arrays; parameters that are not listed here are not compared.
+only append parameters to these arrays. Parameters that are missing in IPV4 and IPV6 below are not compared.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _NUMBER = Struct("=i")
 
 
 def values(names: tuple[str, ...], array: bytes) -> dict[str, str]:
-    """The values in `array` by name, each in the form of its file below /proc/sys. `names` is IPV4 or IPV6."""
+    """Map the names of the sysctls in `array` to their values, written as in /proc/sys. `names` is IPV4 or IPV6."""
     found = {}
     for name, (number,) in zip(names, _NUMBER.iter_unpack(array), strict=False):
         if name in _SECONDS and number > 0:
@@ -63,8 +63,8 @@ def due(
 ) -> Iterator[tuple[str, Callable[[str, str], None], str, str]]:
     """Yield (description, function, path, value) for each write that gives a sysctl of `link` its wanted value.
 
-    The files are those of the thread's namespace. `wanted` maps "ipv4" and "ipv6" to (wanted array, present array).
-    `more` has the parameters that are in no array. It maps paths, in which {} stands for the link, to wanted values.
+    The paths are below /proc/sys of the thread's namespace. `wanted` maps "ipv4" and "ipv6" to (wanted array, present
+    array). `more` maps paths of sysctls that are in no array to wanted values; {} in a path stands for the link.
     """
     for path, value in more.items():
         path = path.format(link)

@@ -55,7 +55,7 @@ _MEMBERS = {
     _ALIAS: ("alias", netlink.text_of), _PROP_LIST: ("altnames", _altnames),
     _PARENT_DEVICE: ("parent_device", netlink.text_of), _PARENT_BUS: ("parent_bus", netlink.text_of),
 }  # fmt: skip
-"""The attributes of a link with the name and the reader of each."""
+"""Maps the netlink attributes of a link to (attribute of Link, function that decodes the payload)."""
 
 
 class Link:
@@ -64,11 +64,11 @@ class Link:
     `kind` is the driver of a software link ("macvlan", "veth", "bridge"), "" for hardware. MACs are
     "aa:bb:cc:dd:ee:ff", or "" for none. `mtu`, `min_mtu` and `max_mtu` are bytes (0: no bound). `up` is the state that
     an administrator has set, `carrier` the state of the wire (False while the link is not up). `master_index` is the
-    index of the link's bridge or bond. `lower_index` is the index of the link below, or of a veth's peer, in the
-    namespace with the id `lower_netnsid` (None: the same namespace). An index of 0 means none. `lowers` are the indexes
-    of all links below this link; if one is deleted, the kernel deletes this link too. A veth has no `lowers`.
-    `macvlan_mode` and `bcqueuelen` apply to a macvlan. `parent_bus` and `parent_device` name the hardware as in
-    /sys/bus ("pci", "0000:3b:00.0"; "virtio", "virtio0"). `body` is the body of the netlink message.
+    index of the link's bridge or bond. `lower_index` is the index of the link below this one, or of a veth's peer. The
+    index is that in the namespace with the id `lower_netnsid` (None: the same namespace). An index of 0 means none.
+    `lowers` are the indexes of all links below this link; the kernel deletes this link with any of them. A veth has no
+    `lowers`. `macvlan_mode` and `bcqueuelen` apply to a macvlan. `parent_bus` and `parent_device` name the hardware as
+    in /sys/bus ("pci", "0000:3b:00.0"; "virtio", "virtio0"). `body` is the body of the netlink message.
     """
 
     name = mac = permanent_mac = kind = alias = parent_bus = parent_device = macvlan_mode = ""
@@ -110,7 +110,7 @@ class Rtnl(netlink.Socket):
     """A socket that reads and changes the links of its namespace. Raises KernelError when the kernel refuses."""
 
     def link(self, name: str = "", index: int = 0) -> Link | None:
-        """The link `index`, or, for index 0, the link with this name or alternative name; None when there is none."""
+        """The link with this `index` or, if `index` is 0, with this (alternative) name; None if there is none."""
         query = _SKIP_STATISTICS
         if not index:
             length = len(name.encode("utf-8", "surrogateescape"))
@@ -140,10 +140,10 @@ class Rtnl(netlink.Socket):
     ) -> None:
         """Make a macvlan over the link `lower_index` of this namespace, directly in the namespace `netns_fd`.
 
-        `mode` is a key of MACVLAN_MODES; the kernel chooses values for arguments that are 0, "" or -1. Errors
+        `mode` is a key of MACVLAN_MODES. For an argument that is 0, "" or -1 the kernel chooses the value. Errors
         (drivers/net/macvlan.c): EBUSY when the lower link has another master; EINVAL for passthru beside another
-        macvlan, and when the lower link is not Ethernet; EEXIST when a link of `netns_fd` has the name or, before
-        kernel 6.14, a link of this namespace. For a MAC in use, only setting the link up fails (EADDRINUSE).
+        macvlan, and when the lower link is not Ethernet; EEXIST when a link in `netns_fd`, or before kernel 6.14 in
+        this namespace, has the name. If the MAC is in use, only setting the link up fails (EADDRINUSE).
         """
         data = netlink.numbers({_MACVLAN_MODE: MACVLAN_MODES[mode], _MACVLAN_BC_QUEUE_LEN: bcqueuelen or None})
         info = netlink.string(_INFO_KIND, "macvlan") + netlink.attribute(_INFO_DATA | netlink.NESTED, data)
@@ -168,11 +168,11 @@ class Rtnl(netlink.Socket):
     ) -> None:
         """Change the given attributes of the link `index` in one message; `alias` "" removes the alias.
 
-        The kernel works in this order (do_setlink, net/core/rtnetlink.c): move to `netns_fd`, MAC, MTU, name, alias,
-        up. The kernel stops at the first failure and keeps the earlier changes. So if `name` is taken in the other
+        The kernel makes the changes in this order (do_setlink, net/core/rtnetlink.c): move to `netns_fd`, MAC, MTU,
+        name, alias, up. It stops at the first failure and keeps the earlier changes. So if `name` is taken in the other
         namespace, the link has moved and kept its old name. A move sets the link down and drops its addresses and
-        routes. `new_index` is the index after the move (EBUSY when it is taken). For 0, and before kernel 5.13, the
-        kernel chooses an index. Kernels before 6.2 rename only a link that is down (EBUSY).
+        routes. `new_index` is the index after the move (EBUSY when it is taken). If `new_index` is 0, or the kernel is
+        older than 5.13, the kernel chooses an index. Kernels before 6.2 rename only a link that is down (EBUSY).
         """
         flags = mask = 0
         if up is not None:
@@ -192,9 +192,9 @@ class Rtnl(netlink.Socket):
         """Remove the link `index`, and wait until it is gone. Returns False when there was no such link.
 
         A link is gone when it is down, without addresses, off its master and out of the namespace. The kernel then
-        sends RTM_DELLINK, about 1 ms after the request (unregister_netdevice_many_notify, net/core/dev.c). After that
-        the kernel waits 10 to 20 ms for all processors (rcu_barrier in netdev_run_todo) to free the link's memory. This
-        process does not wait for that. Kernels before 6.2 send RTM_DELLINK only after that wait.
+        sends RTM_DELLINK, about 1 ms after the request (unregister_netdevice_many_notify, net/core/dev.c). Before it
+        frees the link's memory, the kernel waits 10 to 20 ms for all processors (rcu_barrier in netdev_run_todo). This
+        method returns before this wait. Kernels before 6.2 send RTM_DELLINK only after the wait.
         """
         try:
             self.request_and_leave(_DELLINK, ifinfo(index))
@@ -207,7 +207,7 @@ class Rtnl(netlink.Socket):
     def received(self, index: int) -> list[bytes]:
         """The MACs, except the link's own, for which the link `index` receives frames; [] if the kernel shows none.
 
-        A link above this one, such as a macvlan in any namespace, adds its MAC while it is up (macvlan_open,
+        A link on top of this one, such as a macvlan in any namespace, adds its own MAC while it is up (macvlan_open,
         drivers/net/macvlan.c). The kernel shows these MACs as forwarding entries (ndo_dflt_fdb_dump,
         net/core/rtnetlink.c).
         """
@@ -233,8 +233,8 @@ class Rtnl(netlink.Socket):
         self.request(_DELLINKPROP, ifinfo(index) + _altname(name))
 
     def ids_of_others(self, but: Rtnl | None = None) -> list[int]:
-        """The ids of other namespaces in this one (`ip netns list-id`), except the id of `but`; [] on a refusal. When a
-        namespace ends, another may get its id. If this namespace has an id for itself, that id is left out."""
+        """The ids (nsid) that other namespaces, except that of `but`, have in this namespace (`ip netns list-id`); []
+        on a refusal. When a namespace ends, another may get its id. An id of this namespace for itself is left out."""
         try:
             bodies = self.dump(_GETNSID, b"\0\0\0\0")
             known = [self.id_of(each) for each in (self, but) if each]
@@ -252,7 +252,7 @@ class Rtnl(netlink.Socket):
             os.close(fd)
 
     def links_of(self, nsid: int) -> list[Link]:
-        """All links of the namespace that has the id `nsid` in this one; [] if it has ended, and before Linux 4.15."""
+        """All links of the namespace with the id `nsid` in this one; [] if that one is gone, or before Linux 4.15."""
         try:
             return [Link(body) for body in self.dump(GETLINK, ifinfo(0) + netlink.number(_TARGET_NETNSID, nsid))]
         except netlink.KernelError:
@@ -266,7 +266,7 @@ class Rtnl(netlink.Socket):
 
 
 def ifinfo(index: int, flags: int = 0, mask: int = 0) -> bytes:
-    """The header of a message about the link `index` (0: none). The kernel changes only the flags that `mask` has."""
+    """The header of a message about the link `index` (0: none). The kernel changes only the `flags` in `mask`."""
     return IFINFO.pack(0, 0, index, flags, mask)
 
 

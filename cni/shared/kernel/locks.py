@@ -1,14 +1,14 @@
 """Locks between processes, with a limit on the wait: the kernel queues the waiters, so none of them polls.
 
-There are two kinds of locks. The kernel releases both when the last descriptor of the open file is closed, so also when
-the process is killed:
+There are two kinds of locks. The kernel releases both when the last descriptor of the open file is closed, and so also
+when the process is killed:
 
 - a lock of a byte (open file description lock, fcntl(2)): an open file can hold a lock for each offset;
 - a lock of a whole file (flock(2)).
 
 SIGALRM ends the wait. Then the caller's handler, timer and signal mask are restored. Waiting works only in the main
-thread: elsewhere Python refuses to set a handler, with ValueError. Waiting works even if SIGALRM is blocked or ignored;
-a process inherits both through exec (signal(7)).
+thread: in another thread Python raises ValueError when a handler is set. Waiting works even if SIGALRM is blocked or
+ignored, which a process inherits through exec (signal(7)).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _flock(kind: int, offset: int) -> bytes:
 
 
 def _wait(lock: Callable[[], object], unlock: Callable[[], None], seconds: float) -> None:
-    """Call `lock`, which blocks. After `seconds` raise TimeoutError, with the lock released."""
+    """Call `lock`, which blocks. After `seconds`, release the lock by `unlock` and raise TimeoutError."""
     if seconds <= 0:
         raise TimeoutError
     rung = False

@@ -42,8 +42,8 @@ _GET_NAMESPACE = 0x894C  # SIOCGSKNS, include/uapi/linux/sockios.h; since Linux 
 _EXT_ACK, _GET_STRICT_CHK = 11, 12  # setsockopt(2) of netlink(7)
 _EXT_ACK_MESSAGE = 1  # NLMSGERR_ATTR_MSG
 _RECEIVE = 1 << 16  # bytes; the kernel fills at most 32 KiB of a dump at a time
-_UNSENT_SECONDS = 1  # between two checks whether the thread has failed to send
-_ATTEMPTS = 16  # at reading a list that changes meanwhile
+_UNSENT_SECONDS = 1  # the interval of checks whether the sending thread has failed
+_ATTEMPTS = 16  # to read a list that changes while it is read
 
 
 class KernelError(OSError):
@@ -63,7 +63,7 @@ def pack_message(kind: int, flags: int, sequence: int, body: bytes) -> bytes:
 
 
 def unpack_messages(data: bytes) -> Iterator[Message]:
-    """Yield type, flags, sequence number and body of each message in `data`. Raises ValueError for a truncated message."""
+    """Yield (type, flags, sequence number, body) of each message in `data`. Raises ValueError if one is truncated."""
     start = 0
     end = len(data)
     while start < end:
@@ -167,8 +167,8 @@ class Socket:
                 pass  # a kernel before 4.20: refusals have no text, and dumps are not filtered
 
     def namespace_cookie(self) -> int:
-        """The cookie of this socket's network namespace, unique in this boot; 0 before Linux 5.14. The inode of a
-        namespace is not unique: another namespace may get it as soon as it is free."""
+        """The cookie of this socket's network namespace, unique in this boot; 0 before Linux 5.14. Unlike the cookie,
+        the inode of a namespace is given to another namespace when the first one is gone."""
         try:
             cookie: int = _COOKIE.unpack(self._socket.getsockopt(socket.SOL_SOCKET, _NETNS_COOKIE, _COOKIE.size))[0]
         except OSError:
@@ -200,8 +200,9 @@ class Socket:
     def request_and_leave(self, kind: int, body: bytes) -> None:
         """Send a request and return when the kernel confirms it, even if sendto(2) returns later.
 
-        The kernel confirms an echoed request (NLM_F_ECHO) before it frees memory. A thread waits in sendto(2), so that
-        the caller can continue. The process ends only after this thread. Raises KernelError when the kernel refuses.
+        The kernel confirms an echoed request (NLM_F_ECHO) before it frees memory, and returns from sendto(2)
+        afterwards. A thread waits for this return, so that the caller can continue. The process cannot end before the
+        thread. Raises KernelError when the kernel refuses.
         """
         from threading import Thread  # only a DEL needs a thread
 
@@ -237,8 +238,8 @@ class Socket:
         raise KernelError(unsent[0].errno or 0)
 
     def dump(self, kind: int, body: bytes) -> list[bytes]:
-        """The bodies of all objects that the kernel lists for a GET request. Raises KernelError when it refuses. A list
-        that changed during a reading is read again. Raises KernelError with EINTR after 16 such readings."""
+        """The bodies of all objects that the kernel lists for a GET request. Raises KernelError on a refusal. A list
+        that changes while it is read is read again. After 16 attempts, raises KernelError with EINTR."""
         for _ in range(_ATTEMPTS - 1):
             try:
                 return self._exchange(kind, DUMP, body)
@@ -248,7 +249,7 @@ class Socket:
         return self._exchange(kind, DUMP, body)
 
     def dump_if_known(self, kind: int, body: bytes, *unknown: int) -> list[bytes]:
-        """Like `dump`, but [] when the kernel refuses with an errno in `unknown`, since it lacks such objects."""
+        """The result of `dump`; [] when the kernel refuses with an errno in `unknown`, since it has no such objects."""
         try:
             return self.dump(kind, body)
         except KernelError as fault:

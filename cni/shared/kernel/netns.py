@@ -1,7 +1,7 @@
 """Open network namespaces by path, compare them, enter and leave them.
 
-A path may lead to any file. No file is read, and no FIFO or device is opened. The kernel tells whether a file is a
-network namespace (NS_GET_NSTYPE, ioctl_ns(2)); its path does not matter.
+A path from a configuration may lead to any file. No file is read, and no FIFO or device is opened. The kernel, not the
+path, tells whether a file is a network namespace (NS_GET_NSTYPE, ioctl_ns(2)).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Entered:
 
 
 def open_namespace(path: str) -> Namespace:
-    """The network namespace at `path`. Raises InvalidNamespace with the reason when there is none."""
+    """Open the network namespace at `path`. Raises InvalidNamespace, with the reason, when there is none."""
     try:
         namespace = _open(path)
     except OSError as fault:
@@ -100,8 +100,8 @@ def is_own(namespace: Namespace) -> bool:
 
 
 def at(path: str) -> Namespace | None:
-    """The network namespace at `path`, opened; None when there is none. Raises OSError when the path cannot be
-    examined, for example without permission."""
+    """Open the network namespace at `path`; None when there is none. Raises OSError when the path cannot be examined,
+    for example without permission."""
     try:
         return _open(path)
     except ValueError:

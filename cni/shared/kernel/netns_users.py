@@ -1,12 +1,12 @@
 """Find out whether the path of a network namespace is gone, and find the users that the namespace still has: mounts,
 processes, threads and open descriptors.
 
-A namespace and its links exist as long as the namespace has a user. For example, a process of thick Multus, in the host's
-namespace, keeps a descriptor of a pod's namespace open after the runtime has removed the path. Sources: namespaces(7),
-proc(5).
+A namespace and its links exist as long as the namespace has a user. For example, thick Multus keeps a descriptor of a
+pod's namespace open after the runtime has removed the path. Sources: namespaces(7), proc(5).
 
-Two kinds of users are not found, because no path leads to them: a socket that was made in the namespace, and a descriptor
-in transit between two processes. (With pidfd_getfd(2) and SIOCGSKNS each socket of each process could be examined.)
+Two kinds of users are not found, because no path in /proc leads from them to the namespace: a socket that was made in
+the namespace, and a descriptor in transit between two processes. (With pidfd_getfd(2) and SIOCGSKNS each socket of each
+process could be examined.)
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class SearchedOnce:
 
 
 def all_kept() -> Iterator[Namespace]:
-    """Yield each network namespace in use, except our own. A namespace is open until the next one is requested."""
+    """Yield each network namespace in use, except our own. Each is closed when the next one is requested."""
     with netns.own() as ours:
         seen = {(ours.device, ours.inode)}
     for namespace in _opened(None, lambda identity: identity not in seen):
@@ -92,23 +92,22 @@ def _opened(inode: int | None, is_wanted: Callable[[tuple[int, int]], bool]) -> 
 def sees_node() -> bool:
     """Whether this process sees the processes of the node.
 
-    Processes of the host and of containers with hostPID are in the first PID namespace of the boot, and see all
-    processes. If the node is itself a container, as in kind, its processes are in another PID namespace, and also see
-    processes in the PID namespaces of pods. In any other container all visible processes are in one PID namespace, and
-    the result is False.
+    This is so for processes of the host and of containers with hostPID, which are in the first PID namespace of the
+    boot. It is also so for processes of a node that is a container, as in kind: they see processes in the PID
+    namespaces of pods. In any other container all visible processes are in one PID namespace, and the result is False.
     """
     own = target_of("/proc/self/ns/pid")
     return in_first_pids() or any(target_of(f"/proc/{one}/ns/pid") not in ("", own) for one in _processes())
 
 
 def names(path: str) -> set[str]:
-    """Return `path` with and without "/var" in front. /var/run links to /run, but a container may have only one."""
+    """`path` with and without "/var" in front: /var/run links to /run, but a container may have only one of the two."""
     return {path, path.removeprefix("/var")} - {""}
 
 
 def has_lost_path(path: str, below: Callable[[str], str] = str) -> bool:
-    """Whether `path` does not exist, although its directory exists; False when the path cannot be examined. `below`
-    maps a path of the host to the path in this container."""
+    """Whether `path` is missing in a directory that exists; False when the path cannot be examined. `below` maps a path
+    of the host to the path in this container."""
     places = [below(name) for name in names(path)]
     return any(map(_is_lost, places)) and not any(map(os.path.lexists, places))
 

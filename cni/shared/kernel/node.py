@@ -25,12 +25,12 @@ def boot_id() -> str:
 
 
 def seconds_up() -> float:
-    """The seconds since the start of this boot (proc_uptime(5)). Raises OSError or ValueError if they cannot be read."""
+    """The seconds since this boot began (proc_uptime(5)). Raises OSError or ValueError if they cannot be read."""
     return float(read_whole(_UPTIME).split()[0])
 
 
 def forget() -> None:
-    """Forget the boot ID, so that the next call that this process serves reads it again."""
+    """Forget the boot ID, so that the next call in this process reads it again."""
     _known.clear()
 
 

@@ -26,7 +26,7 @@ _DAEMONS = frozenset((11, 12, 14, 42, 99, 186, 187, 188, 189, 192))
 
 
 def of_bodies(bodies: Iterable[bytes], index: int) -> list[KernelRoute]:
-    """The routes through the link `index` in the RTM_NEWROUTE `bodies`, except those of the local table."""
+    """The routes through the link `index` in `bodies` (RTM_NEWROUTE messages), except those of the local table."""
     found = [route for body in bodies for route in unpack(body)]
     return [route for route in found if route.index == index and route.table != LOCAL_TABLE]
 
@@ -37,13 +37,13 @@ def all_bodies(rtnl: Socket) -> list[bytes]:
 
 
 def of_daemons(bodies: Iterable[bytes]) -> list[KernelRoute]:
-    """The routes in `bodies` through gateways that routing daemons added to the main table, one for each next hop."""
+    """The routes with a gateway in `bodies` that routing daemons added to the main table, one for each next hop."""
     found = [route for body in bodies if body[5] in _DAEMONS for route in unpack(body)]
     return [r for r in found if r.gw and r.index and r.kind == UNICAST and r.table == MAIN_TABLE]
 
 
 def default_routes(rtnl: Socket, bodies: Iterable[bytes]) -> list[KernelRoute]:
-    """The default routes in `bodies`, one for each next hop, without routes that discard packets.
+    """The default routes in `bodies`, one for each next hop, except routes that discard packets.
 
     Prefixes that replace a default route count too: 0.0.0.0/1 and 128.0.0.0/1, and IPv6 prefixes of at most 4 bits,
     such as 2000::/3. OpenVPN's redirect-gateway sets such routes (src/openvpn/init.c).
@@ -63,8 +63,8 @@ def default_routes(rtnl: Socket, bodies: Iterable[bytes]) -> list[KernelRoute]:
 
 
 def way_to(rtnl: Socket, address: str, source: str = "") -> tuple[int, str]:
-    """Return (index of the link, source address) of a packet to `address` without fwmark; (0, "") without a route. The
-    index is LOOPBACK for an address of this namespace. Without `source`, the kernel chooses the source address."""
+    """Return (index of the link, source address) for a packet to `address` without fwmark, or (0, "") if there is no
+    route. The index is LOOPBACK for an address of this namespace. If `source` is "", the kernel chooses the source."""
     family, octets = address_of(address)
     own = address_of(source)[1] if source else b""
     body = RTMSG.pack(family, 8 * len(octets), 8 * len(own), 0, 0, 0, 0, 0, 0) + attribute(_DST, octets)
@@ -78,14 +78,14 @@ def way_to(rtnl: Socket, address: str, source: str = "") -> tuple[int, str]:
 
 
 def nexthops_of(rtnl: Socket, index: int) -> list[int]:
-    """The ids of the nexthop objects that use the link `index`, without groups; [] before Linux 5.3."""
+    """The ids of the nexthop objects, except groups, that use the link `index`; [] before Linux 5.3."""
     bodies = rtnl.dump_if_known(_GETNEXTHOP, _NHMSG.pack(0, 0, 0, 0) + number(_NHA_OIF, index), EOPNOTSUPP)
     found = [unpack_attributes(body, _NHMSG.size) for body in bodies]
     return [number_of(each[_NHA_ID]) for each in found if _NHA_OIF in each]
 
 
 def _links_by_id(rtnl: Socket, body: bytes) -> list[int]:
-    """The indexes of the links of a route that has only a nexthop object, as with the sysctl nexthop_compat_mode 0."""
+    """The indexes of the links of a route that names only a nexthop object, as if nexthop_compat_mode is 0."""
     identity = unpack_attributes(body, RTMSG.size).get(_NH_ID)
     if identity is None:
         return []

@@ -1,12 +1,12 @@
-"""Save the state of a link in the bytes of rtnetlink, and make the messages that restore this state without loss.
+"""Save the state of a link as the bytes of rtnetlink messages, and make the messages that restore it without loss.
 
 Attributes are not decoded if their bytes can be sent back unchanged. So members that a newer kernel adds to a metric or
-an encapsulation are kept too. Saved state is plain JSON, with bytes as hexadecimal text.
+an encapsulation are kept too. The saved state is plain JSON, with bytes as hexadecimal text.
 
-A saved route has the members "common" and "legs" and, if they apply, "expires" (seconds) and "ahead". "common" has the
-header and the attributes that all legs (next hops) share; a leg is [flags, weight, index of its link, attributes].
-"ahead", only for IPv4, is true if the kernel listed this route before another link's route with the same destination,
-TOS, priority and table.
+A saved route has the members "common" and "legs", and may have "expires" (seconds) and "ahead". "common" has the header
+and the attributes that all legs (next hops) share. A leg is [flags, weight, index of its link, attributes]. "ahead" is
+only for IPv4. It is true if the kernel listed this route before another link's route with the same destination, TOS,
+priority and table.
 
 Sources: rtnetlink(7), include/uapi/linux/{if_link,if_addr,rtnetlink,neighbour,pkt_sched}.h; inet_rtm_newaddr
 (net/ipv4/devinet.c), inet6_rtm_newaddr (net/ipv6/addrconf.c), fib_dump_info (net/ipv4/fib_semantics.c), rt6_fill_node
@@ -73,7 +73,7 @@ _ECHO = 0x8  # without this flag only listeners get the kernel's answer (nlmsg_n
 
 class Raw:
     """The link in an RTM_NEWLINK message. `flags` has the IFF_* bits, `attributes` the payloads by type. `inet` and
-    `inet6` have its sysctls as arrays of 32-bit numbers, b"" without the family. `token` is its SLAAC token or b""."""
+    `inet6` are the sysctls as arrays of 32-bit numbers, b"" without the family. `token` is the SLAAC token or b""."""
 
     def __init__(self, body: bytes) -> None:
         self.flags = IFINFO.unpack_from(body)[3]
@@ -105,8 +105,8 @@ def addresses(rtnl: Socket, index: int) -> list[Address]:
 
 
 def address_again(address: Address, index: int, elapsed: int, flags: int) -> bytes | None:
-    """The RTM_NEWADDR body that restores `address` on the link `index` after `elapsed` seconds, with the IFA_F_*
-    `flags`; None when the address has expired."""
+    """The RTM_NEWADDR body that restores `address` on the link `index`, with the IFA_F_* `flags`. Its lifetimes are
+    shorter by `elapsed` seconds. None when the address has expired."""
     family, length, _, scope, _ = IFADDR.unpack_from(address.body)
     again = IFADDR.pack(family, length, 0, scope, index)
     for kind, payload in unpack_attributes(address.body, IFADDR.size).items():
@@ -128,11 +128,11 @@ def address_again(address: Address, index: int, elapsed: int, flags: int) -> byt
 
 
 class SavedRoute:
-    """A route, saved as the JSON object `document`. `destination` is (prefix length, address), with b"" as the address
-    of a default route; `source` is the preferred source address or b"", `protocol` the origin (RTPROT_*).
+    """A route, saved as the JSON object `document`. `destination` is (prefix length, address); the address of a default
+    route is b"". `source` is the preferred source address or b"". `protocol` is the origin (RTPROT_*).
 
     `key` (family, prefixes, TOS, table, priority) determines the route's place in the kernel's tables. `identity` has
-    the parts of a route that are equal in every reading.
+    the parts of a route that are the same each time it is read.
     """
 
     def __init__(self, document: dict[str, Any]) -> None:
@@ -153,7 +153,7 @@ class SavedRoute:
         return self.document.get("ahead", False) is True
 
     def is_part_of(self, route: SavedRoute) -> bool:
-        """Whether this route equals `route` or has only some of the legs (next hops) of `route`. Weights may differ."""
+        """Whether this route is `route` with all or some of its legs (next hops). Weights may differ."""
         legs = [(flags, at, own) for flags, _, at, own in route.legs]
         return self.common == route.common and all((f, at, own) in legs for f, _, at, own in self.legs)
 
@@ -163,7 +163,7 @@ class SavedRoute:
 
 
 def of_link(bodies: Iterable[bytes], index: int) -> list[bytes]:
-    """The `bodies` of the routes through the link `index`, and perhaps others, since only the bytes are searched."""
+    """The `bodies` of the routes through the link `index`. The search is by bytes, and may find other routes too."""
     single, leg, multipath = number(_OIF, index), index.to_bytes(4, byteorder), _MULTIPATH.to_bytes(2, byteorder)
     return [body for body in bodies if single in body or (leg in body and multipath in body)]
 
@@ -171,10 +171,10 @@ def of_link(bodies: Iterable[bytes], index: int) -> list[bytes]:
 def routes(
     rtnl: Socket, index: int, bodies: list[bytes], sources: Iterable[bytes] = (), every: Iterable[bytes] | None = None
 ) -> list[SavedRoute]:
-    """The routes in `bodies` through the link `index`, and the IPv4 routes through other links with a source address in
-    `sources`, since the kernel removes such a route together with the address (fib_sync_down_addr). The kernel's local
-    routes, routes that routers advertise, and routes with nexthop objects are left out. `every` has the bodies of all
-    routes; if it is None, they are read when needed."""
+    """The routes that are lost when the link `index` leaves. These are the routes in `bodies` through the link, and
+    IPv4 routes through other links with a source address in `sources`, since the kernel removes these routes with the
+    address (fib_sync_down_addr). The kernel's local routes, routes that routers advertise, and routes with nexthop
+    objects are left out. `every` has the bodies of all routes. If it is None, they are read when needed."""
     found = [route for route in map(of_body, bodies) if route and any(leg[2] == index for leg in route.legs)]
     old = [route for route in found if route.family == AF_INET]
     new = found[len(old) :]
@@ -186,8 +186,8 @@ def routes(
 
 
 def _place(own: list[SavedRoute], bodies: list[bytes], wanted: list[bytes]) -> None:
-    """Set "ahead" in each of the IPv4 routes `own` that precedes another link's route with an equal `key`. Append to
-    `own` the routes of other links with a source attribute in `wanted`. `bodies` has all IPv4 routes."""
+    """Set "ahead" in each IPv4 route in `own` that precedes another link's route with an equal `key`. Append to `own`
+    the routes of other links whose source attribute is in `wanted`. `bodies` has all IPv4 routes."""
     destinations = {route.destination for route in own}
     patterns = [attribute(_DST, destination) for _, destination in destinations if destination]
     defaults = any(length == 0 for length, _ in destinations)
@@ -214,8 +214,8 @@ def _place(own: list[SavedRoute], bodies: list[bytes], wanted: list[bytes]) -> N
 
 
 def with_those_away(own: list[SavedRoute], away: Iterable[dict[str, Any]]) -> None:
-    """Give the saved routes `own` the legs (next hops) and the member "ahead" that they had before other links left.
-    `away` has the saved routes, as JSON, of the links that left. So these links can return in any order."""
+    """Give the saved routes `own` the legs (next hops) and the member "ahead" that they had before other links left, so
+    that the links can return in any order. `away` has the saved routes of the links that left, as JSON."""
     for saved in map(SavedRoute, away):
         for route in own:
             if route.is_part_of(saved):
@@ -261,7 +261,7 @@ def present(rtnl: Socket) -> list[SavedRoute]:
 
 
 def route_again(route: SavedRoute, legs: Sequence[Sequence[Any]], elapsed: int) -> bytes | None:
-    """The RTM_NEWROUTE body that restores `route` with `legs` after `elapsed` seconds; None when it has expired."""
+    """The RTM_NEWROUTE body that restores `route` with `legs`, `elapsed` seconds after the save; None if expired."""
     body, tail = route.common, b""
     if "expires" in route.document:
         left = route.document["expires"] - elapsed
@@ -283,7 +283,7 @@ def route_again(route: SavedRoute, legs: Sequence[Sequence[Any]], elapsed: int) 
 
 
 def neighbours(rtnl: Socket, index: int) -> list[str]:
-    """The permanent neighbours and proxy entries of the link `index`, as RTM_NEWNEIGH bodies without the index, in hex."""
+    """The permanent neighbours and proxy entries of the link `index`: RTM_NEWNEIGH bodies in hex, with index 0."""
     found = []
     for flags in (0, _PROXY):
         header = NDMSG.pack(0, 0, 0, flags, 0) + number(_NEIGHBOUR_INDEX, index)
@@ -315,14 +315,14 @@ def families_with_neighbour_parameters(rtnl: Socket, index: int) -> list[int]:
 
 
 def neighbour_again(text: str, index: int) -> bytes:
-    """The RTM_NEWNEIGH body that restores the entry `text` of `neighbours` on the link `index`."""
+    """The RTM_NEWNEIGH body that restores `text`, a result of the function `neighbours`, on the link `index`."""
     body = bytes.fromhex(text)
     family, _, state, flags, kind = NDMSG.unpack_from(body)
     return NDMSG.pack(family, index, state, flags, kind) + body[NDMSG.size :]
 
 
 def neighbour_text(text: str) -> str:
-    """The address in the entry `text` of `neighbours`."""
+    """The IP address in `text`, a result of the function `neighbours`."""
     body = bytes.fromhex(text)
     return inet_ntop(body[0], unpack_attributes(body, NDMSG.size)[1])
 

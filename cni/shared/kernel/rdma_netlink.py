@@ -34,7 +34,7 @@ class Rdma(Socket):
         super().__init__(_NETLINK_RDMA)
 
     def netns_mode(self) -> str:
-        """SHARED if all namespaces see all verbs devices, as before Linux 5.2; EXCLUSIVE if each device is in one."""
+        """SHARED if all namespaces see all verbs devices, EXCLUSIVE if each device is in one (since Linux 5.2)."""
         for body in self.request(_SYS_GET, b""):
             mode = unpack_attributes(body).get(_NETNS_MODE)
             if mode is not None:
@@ -50,7 +50,7 @@ class Rdma(Socket):
         return next((d for d in self.devices() if d.name == name), None)
 
     def ports(self, device_index: int) -> list[tuple[int, int]]:
-        """Return (number, index of the netdev) of each port. The index is 0 for a netdev in another namespace."""
+        """Return (number, index of the netdev) of each port. The index is 0 if the netdev is in another namespace."""
         found = [unpack_attributes(body) for body in self.dump(_PORT_GET, number(_DEVICE_INDEX, device_index))]
         return [(number_of(port.get(_PORT_INDEX, b"")), number_of(port.get(_NDEV_INDEX, b""))) for port in found]
 

@@ -1,7 +1,7 @@
 """Read verbs devices, their ports and GIDs from sysfs.
 
-`root` is the mount point of sysfs. In RDMA's shared netns mode a mount shows all verbs devices, in exclusive mode the
-devices of the namespace in which it was mounted. For a missing device the functions return "" or an empty list.
+`root` is the mount point of sysfs. In RDMA's shared netns mode a mount of sysfs shows all verbs devices. In exclusive
+mode it shows the devices of the namespace in which it was mounted. For a missing device the functions return "" or [].
 
 A GID of RoCE is an IP address, with IPv4 mapped into IPv6 as ::ffff:a.b.c.d. The kernel makes GIDs for the addresses of
 a port's netdev and of the links above it, in any namespace (drivers/infiniband/core/roce_gid_mgmt.c). A port has one
@@ -46,8 +46,8 @@ class PortState:
 
 
 class GidEntry:
-    """An entry of a port's GID table: `index`, `value` as eight groups of four digits, `kind` "RoCE v2" or
-    "IB/RoCE v1", `ndev` the name that the entry's netdev has in its namespace ("" for none)."""
+    """An entry of a port's GID table. `value` is eight groups of four digits. `kind` is "RoCE v2" or "IB/RoCE v1".
+    `ndev` is the name that the entry's netdev has in its own network namespace, "" for none."""
 
     def __init__(self, index: int, value: str, kind: str, ndev: str) -> None:
         self.index = index
@@ -73,8 +73,8 @@ def devices_of(device: str, root: str = "/sys") -> list[str]:
 
 
 def _carrying_data(names: Iterable[str], root: str) -> list[str]:
-    """Sort `names`, and leave out the verbs devices of type SMI, such as "smi1" of a ConnectX-8. Only SMI devices have
-    no uverbs device (ib_uverbs_add_one). If no device has one, as without the module ib_uverbs, all are returned."""
+    """Sort `names`, and leave out verbs devices of type SMI, such as "smi1" of a ConnectX-8. They have no uverbs device
+    (ib_uverbs_add_one). Without the module ib_uverbs no device has one, and all names are returned."""
     places = {name: f"{root}{CLASS}/{name}/device/infiniband_verbs" for name in sorted(set(names))}
     usable = {name: [_value(f"{place}/{node}/ibdev") for node in names_in(place)] for name, place in places.items()}
     return [name for name, owners in usable.items() if not owners or name in owners]
@@ -125,8 +125,8 @@ def netdev_of(device: str, port: int, root: str = "/sys") -> str:
 
 
 def netdevs_of_device(device: str, root: str = "/sys") -> list[str]:
-    """The netdevs of the allocated `device`, a PCI function, subfunction or soft-RoCE device. Its name may end with the
-    number that a device plugin adds for a shared NIC, as in "0000:3b:00.0-7"."""
+    """The netdevs of the allocated `device`: a PCI function, subfunction or soft-RoCE device. For a shared NIC, a
+    device plugin appends a number to the name of the device, as in "0000:3b:00.0-7". This number is ignored."""
     function = _function(device)
     found = sysfs.netdevs_of_pci(function, root) or sysfs.netdevs_of("auxiliary", function, root)
     if not found and function in devices(root):
@@ -149,8 +149,8 @@ def _function(device: str) -> str:
 
 
 def ports_of_netdev(name: str, root: str = "/sys") -> list[tuple[str, int]]:
-    """Return (verbs device, port number), sorted, of each port that the traffic of the netdev can use: the netdev's own
-    ports, and the ports of the links below a VLAN, bond or macvlan. Only netdevs in this mount of sysfs count."""
+    """Return (verbs device, port number), sorted, of each port that the netdev's traffic can use: the netdev's own, and
+    for a VLAN, bond or macvlan those of the links below. Only netdevs in this mount of sysfs count."""
     names = [name]
     level = [name]
     for _ in range(_DEPTH):
@@ -173,7 +173,7 @@ def gids(device: str, port: int, root: str = "/sys") -> list[GidEntry]:
 
 
 def gid_values(device: str, port: int, root: str = "/sys") -> Iterator[tuple[int, str]]:
-    """Yield index and value of each GID in use, in order. Entries are read one by one, as a table may have 1024."""
+    """Yield (index, value) of each GID in use, by index. Reads entries one by one, since a table may have 1024."""
     here = f"{_port(device, port, root)}/gids"
     for index in sorted(int(n) for n in names_in(here)):
         value = _value(f"{here}/{index}")
@@ -182,7 +182,7 @@ def gid_values(device: str, port: int, root: str = "/sys") -> Iterator[tuple[int
 
 
 def gid_at(device: str, port: int, index: int, value: str, root: str = "/sys") -> GidEntry:
-    """The entry at `index` of the port's GID table, whose `value` was read before."""
+    """The entry at `index` of the port's GID table. `value` is the GID that the caller has read there."""
     here = f"{_port(device, port, root)}/gid_attrs"
     return GidEntry(index, value, _value(f"{here}/types/{index}"), _value(f"{here}/ndevs/{index}"))
 
@@ -216,7 +216,7 @@ def address_of(gid: str) -> str:
 
 
 def roce_mtu(mtu: int) -> int:
-    """The largest RoCE MTU, from 256 to 4096 bytes, that fits with its headers into `mtu` bytes; 0 if none fits."""
+    """The largest RoCE MTU, from 256 to 4096 bytes, that fits with the headers into `mtu` bytes; 0 if none fits."""
     return next((size for size in (4096, 2048, 1024, 512, 256) if mtu >= size + HEADERS), 0)
 
 
@@ -225,7 +225,7 @@ def _port(device: str, number: int, root: str) -> str:
 
 
 def _port_of_netdev(place: str) -> int:
-    """The port number of the netdev whose sysfs directory is `place`, counted from 1, unlike its dev_port."""
+    """The port number, from 1, of the netdev with the sysfs directory `place`. The file dev_port counts from 0."""
     number = _value(f"{place}/dev_port")
     return int(number) + 1 if number.isdigit() else 1
 

@@ -1,9 +1,9 @@
-"""Read routes, and add those of a result.
+"""Read routes, and add the routes of a CNI result.
 
 Sources: rtnetlink(7), include/uapi/linux/rtnetlink.h.
 
-A destination is "network/length", for a default route "0.0.0.0/0" or "::/0"; a gateway is "address" or "". The functions
-raise KernelError when the kernel refuses a request, and ValueError for a text that is no address.
+A destination is "network/length", for a default route "0.0.0.0/0" or "::/0". A gateway is "address" or "". The
+functions raise KernelError when the kernel refuses a request, and ValueError for a text that is no address.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class KernelRoute:
 
 
 def list_of(rtnl: netlink.Socket, index: int) -> list[KernelRoute]:
-    """The unicast routes of all tables through the link `index`, IPv4 first, including the kernel's own. Raises
-    KernelError ENODEV when there is no such link."""
+    """The unicast routes of all tables through the link `index`, IPv4 first, including routes that the kernel made.
+    Raises KernelError ENODEV when there is no such link."""
     found = [route for body in bodies_of(rtnl, index) for route in unpack(body)]
     return [route for route in found if route.index == index and route.kind == UNICAST]
 
@@ -107,10 +107,10 @@ def add(
 ) -> None:
     """Add a route to `dst` through the link `index`, by default to the main table. Other defaults are the kernel's.
 
-    `scope` None is link scope without a gateway and universe scope with a gateway, as in ip-route(8). `onlink` treats
-    `gw` as a neighbour even if no prefix of the link contains `gw`. Raises KernelError EEXIST when the same route
-    exists, and EINVAL when `dst` has host bits. If another link has a route with the same `dst` and priority, a new
-    IPv4 route precedes it, and a new IPv6 route shares the traffic with it, as with the Go plugins.
+    If `scope` is None, the route has link scope without a gateway and universe scope with a gateway, as in ip-route(8).
+    `onlink` treats `gw` as a neighbour even if no prefix of the link contains `gw`. Raises KernelError EEXIST when the
+    same route exists, and EINVAL when `dst` has host bits. Another link may have a route with the same `dst` and
+    priority. A new IPv4 route precedes that route, and a new IPv6 route shares the traffic with it.
     """
     network, _, length = dst.partition("/")
     family, destination = netlink.address_of(network)
@@ -134,8 +134,8 @@ def add(
 
 
 def dump_routes(rtnl: netlink.Socket, family: int, only: bytes = b"") -> list[bytes]:
-    """The RTM_NEWROUTE bodies of `family`; [] if the kernel lacks the family. Since Linux 4.20 the kernel sends only
-    the routes that have the attributes `only`."""
+    """The RTM_NEWROUTE bodies of the routes of `family`; [] if the kernel lacks the family. Since Linux 4.20 the result
+    has only the routes with the attributes `only`."""
     header = RTMSG.pack(family, 0, 0, 0, 0, 0, 0, 0, 0)
     # these errnos mean that there is no such table yet, or no IPv6 in this kernel
     return rtnl.dump_if_known(_GETROUTE, header + only, ENOENT, EAFNOSUPPORT, EOPNOTSUPP)
@@ -167,7 +167,7 @@ def next_hops(hops: bytes) -> Iterator[tuple[int, int, int, dict[int, bytes]]]:
 
 
 def add_all(inside: Rtnl, link: Link, wanted: Result) -> None:
-    """Add the routes of `wanted` through `link`. Raises InvalidConfig or KernelRefused when this fails."""
+    """Add the routes of `wanted` through `link`. Raises InvalidConfig or KernelRefused if one cannot be added."""
     for route in wanted.routes:
         gw = next_hop(route, wanted.ips)
         _refuse_numbers(route, gw)
@@ -215,13 +215,13 @@ def _refuse_numbers(route: Route, gw: str) -> None:
 
 
 def next_hop(route: Route, ips: list[IPConfig]) -> str:
-    """The gateway of `route`, or else the first gateway of its family in `ips`; "" for none, or for 0.0.0.0."""
+    """The gateway of `route` or, if absent, the first gateway of its family in `ips`; "" for no gateway or 0.0.0.0."""
     gw = canonical(route.gw) or gateway(route.family, ips)
     return "" if gw == "0.0.0.0" else gw
 
 
 def gateway(family: int, ips: list[IPConfig]) -> str:
-    """The first gateway of the addresses of `family`; "" when none of them has a gateway."""
+    """The first gateway among the addresses of `family` in `ips`; "" when none of these has a gateway."""
     return next((a.gateway for a in ips if a.gateway and a.family == family), "")
 
 

@@ -26,8 +26,9 @@ class Rule:
     """A routing policy rule. A rule belongs to the namespace, so it outlives the removal of a link. `source` is
     "address/length", or "" for any address. The rule with the lowest `priority` comes first.
 
-    `is_unconditional` is true if the rule applies to all packets of the node without a chosen source address and mark,
-    as `from all` and `not from all fwmark N` do. `suppresses_defaults`: the rule ignores the default routes in `table`.
+    `is_unconditional` is true if the rule applies to all packets of the node that have neither source address nor mark.
+    Examples are `from all` and `not from all fwmark N`. `suppresses_defaults` is true if the rule ignores the default
+    routes in `table`.
     """
 
     def __init__(self, body: bytes) -> None:
@@ -62,7 +63,7 @@ def add(rtnl: netlink.Socket, source: str, table: int, priority: int) -> None:
 
 
 def remove(rtnl: netlink.Socket, source: str, table: int, priority: int) -> None:
-    """Remove the rule that `add` adds for these values. Raises KernelError ENOENT when there is no such rule."""
+    """Remove the rule that `add` made with the same arguments. Raises KernelError ENOENT when there is no such rule."""
     rtnl.request(_DELRULE, _rule_body(source, table, priority))
 
 

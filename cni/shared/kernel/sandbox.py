@@ -1,7 +1,8 @@
 """Find the sandbox (network namespace) of an attachment again, or decide that the sandbox is gone.
 
-A path does not identify a namespace: a later sandbox may have the path of an earlier one, and a namespace exists
-without its path while a process, a mount or an open descriptor uses it. So the record has the namespace's identity.
+A path does not identify a namespace. A later sandbox may have the path of an earlier one, and without a path a
+namespace exists as long as a process, a mount or an open descriptor uses it. So the record has the identity of the
+namespace.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from cni.shared.spec.request import Request
 
 PAIRS = ("veth", "netkit", "vxcan")  # links made in pairs; IFLA_LINK_NETNSID is the namespace of the peer
 PLACES = ("/run/netns", "/run/docker/netns")  # where runtimes mount the namespaces of sandboxes
-SETTLED = 600.0  # seconds after the end of a sandbox in which kubelet calls DEL and makes the pod's next sandbox
+SETTLED = 600.0  # seconds; kubelet calls DEL, and makes the pod's next sandbox, within this time after a sandbox's end
 GONE = "gone"  # the member of a record with the uptime at which its sandbox was first seen to be gone
 
 
@@ -40,13 +41,13 @@ class Sandbox:
         self.namespace.close()
 
     def identity(self) -> dict[str, int]:
-        """The identity of this namespace: its cookie (0 before Linux 5.14), device and inode. The inode serves to find
-        the namespace. Unlike the cookie, the inode may be reused when the namespace is gone."""
+        """The identity of this namespace: its cookie (0 before Linux 5.14), device and inode. Searches use device and
+        inode. Unlike the cookie, the inode may be reused when the namespace is gone."""
         return {"cookie": self.rtnl.namespace_cookie(), "device": self.namespace.device, "inode": self.namespace.inode}
 
 
 def opened(request: Request) -> Sandbox:
-    """Open the sandbox in CNI_NETNS. Raises InvalidNamespace if there is none, or only the plugin's own namespace."""
+    """Open the sandbox at CNI_NETNS. Raises InvalidNamespace if there is none, or it is the plugin's own namespace."""
     namespace = netns.open_namespace(request.netns)
     if _is_own(namespace, request):
         namespace.close()
@@ -58,7 +59,7 @@ def opened(request: Request) -> Sandbox:
 
 
 def at(path: str, request: Request) -> Sandbox | None:
-    """Open the sandbox at `path`. Returns None when there is none, or only the plugin's own namespace. Raises
+    """Open the sandbox at `path`. Returns None if there is none, or if it is the plugin's own namespace. Raises
     TryAgainLater when the path cannot be examined."""
     try:
         namespace = netns.at(path) if path else None
@@ -73,8 +74,8 @@ def at(path: str, request: Request) -> Sandbox | None:
 
 
 def of_record(record: dict[str, Any], request: Request) -> Sandbox | None:
-    """Open the sandbox in `record`, by its path or through a process, mount or descriptor that uses it; None if it is
-    not found. Before Linux 5.14 the result may be a later sandbox with the same inode (see `is_certain`)."""
+    """Open the sandbox of `record` by its path, or through a process, mount or descriptor that uses it. Returns None if
+    it is not found. Before Linux 5.14 the result may be a later sandbox with the same inode (see `is_certain`)."""
     for path in dict.fromkeys((record["netns"], request.netns)):
         found = at(path, request)
         if found:

@@ -1,7 +1,7 @@
 """Read devices and their netdevs from sysfs.
 
 `root` is the mount point of sysfs. A mount shows the netdevs of the network namespace in which it was mounted, not of
-the reader's namespace. For a missing device the functions return "" or an empty list; other OSErrors are raised.
+the reader's namespace. For a missing device the functions return "" or an empty list. Other OSErrors are raised.
 Sources: Documentation/ABI/testing/sysfs-bus-pci, sysfs-class-net of the kernel.
 """
 
@@ -44,7 +44,7 @@ def function_of(address: str, root: str = "/sys") -> tuple[str, int] | None:
 
 
 def netdevs_of_pci(address: str, root: str = "/sys") -> list[str]:
-    """The netdevs, sorted by name, of a PCI device, and of a virtio device on the PCI device."""
+    """The netdevs, sorted by name, of a PCI device or of the virtio device on it."""
     return netdevs_of("pci", address, root)
 
 
@@ -54,8 +54,8 @@ def netdevs_of(bus: str, device: str, root: str = "/sys") -> list[str]:
 
 
 def has_netdev(bus: str, device: str, root: str = "/sys") -> bool:
-    """Whether the device of `bus` has a netdev in any network namespace. The directory of a device's netdevs exists in
-    each mount of sysfs, but does not show netdevs of other namespaces."""
+    """Whether the device of `bus` has a netdev in any network namespace. Each mount of sysfs then has the device's
+    directory `net`, although `net` does not list netdevs of other namespaces."""
     if not _is_name(device):
         return False
     path = f"{root}/bus/{bus}/devices/{device}"
@@ -83,12 +83,12 @@ def path_of(bus: str, device: str, root: str = "/sys") -> str:
 
 
 def pci_above(path: str) -> str:
-    """The address of the last PCI device in `path`, the path of a device below /sys/devices; "" if there is none."""
+    """The address of the last PCI device in `path`, a device's path below /sys/devices; "" if there is none."""
     return next((part for part in reversed(path.split("/")) if is_pci_address(part)), "")
 
 
 def _absolute(target: str) -> str:
-    """The relative target of a link of sysfs, "../../devices/pci0000:3a/…", as "/sys/devices/pci0000:3a/…"."""
+    """The absolute path "/sys/devices/…" for `target`, the relative target "../../devices/…" of a link in sysfs."""
     return "/sys/" + target[target.index("devices/") :] if "devices/" in target else ""
 
 

@@ -98,7 +98,7 @@ def write(host: Rtnl, pf_index: int, vf: int, setting: tuple[str, ...], state: d
 
 
 def _packed(vf: int, first: str, state: dict[str, Any]) -> bytes:
-    """The attribute that sets the setting with the first key `first` in SETTINGS to its values in `state`."""
+    """The netlink attribute for the setting in SETTINGS whose first key is `first`, with the values in `state`."""
     value = state[first]
     if first == "mac":
         return attribute(_MAC, _MAC_BYTES.pack(vf, bytes.fromhex(value.replace(":", ""))))
@@ -118,7 +118,7 @@ def _packed(vf: int, first: str, state: dict[str, Any]) -> bytes:
 
 
 def refusal(setting: tuple[str, ...], fault: KernelError) -> str:
-    """The cause and the remedy, for an error message, when the kernel has refused `setting` with `fault`."""
+    """The cause and the remedy, for an error message, of the kernel's refusal `fault` of `setting`."""
     key = setting[0]
     if fault.errno == EOPNOTSUPP:
         return f"the PF's driver cannot set `{key}`: leave the key out"

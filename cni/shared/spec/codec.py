@@ -1,4 +1,4 @@
-"""Convert JSON to Python objects and back, by the JSON standard, which has no NaN and Infinity.
+"""Convert JSON to Python objects and back. As in the JSON standard, NaN and Infinity are refused.
 
 The text may be hostile. A limit on nesting ensures that each decoded value can be encoded and compared. To bound time
 and memory, `loads_foreign` also limits the size of the text and the number of values. `loads_reply` limits only the

@@ -1,4 +1,4 @@
-"""The errors: the classes of all failures that a caller sees.
+"""The classes of all errors that a caller of a plugin sees.
 
 Codes up to 99 are those of the spec (SPEC.md, section 5, "Error"), codes from 100 on are railcni's own. The first 250
 characters of `msg` must contain cause and remedy, since runtimes wrap the message and cut off its end.
@@ -35,7 +35,7 @@ class CniError(Exception):
 
 
 class IncompatibleVersion(CniError):
-    """The cniVersion is unknown, or does not have the verb of the call."""
+    """The cniVersion is unknown, or the verb does not exist in this version."""
 
     code = 1
 
@@ -83,7 +83,7 @@ class TryAgainLater(CniError):
 
 
 class Lingers(TryAgainLater):
-    """A link or device is still in a sandbox that is dead or cannot be found. The kernel clears this sandbox later."""
+    """A link or device is still in a sandbox that is dead or cannot be found. The kernel may clear it later."""
 
 
 class Unrestored(TryAgainLater):

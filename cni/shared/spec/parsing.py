@@ -1,4 +1,4 @@
-"""Read a result (prevResult, or the answer of another plugin) of any version of the spec (see result.py)."""
+"""Read a CNI result, prevResult or the answer of another plugin, in any version of the spec (see result.py)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cni.shared.spec.result import NUMBERS_OF_ROUTE, Interface, IPConfig, Result
 
 
 def parse(document: Any, what: str = "prevResult", has_interfaces: bool = True) -> Result:
-    """Convert `document`, a result of any version. Raises DecodingFailure if it is no result.
+    """Convert `document`, a CNI result of any version. Raises DecodingFailure if it is no result.
 
     `what` is the name of `document` in the error. If `has_interfaces` is false, as for the result of an IPAM plugin,
     interfaces are ignored (SPEC.md, section 5).
@@ -92,7 +92,7 @@ def _family(address: str) -> int:
 
 
 def _text(entry: Any, key: str, default: str | None = None) -> str:
-    """The string `entry[key]`, or `default` when absent. Raises TypeError for another type, or "" without `default`."""
+    """The string `entry[key]`; `default` when absent. Raises TypeError for other types, or for "" without `default`."""
     value = entry.get(key)
     if value is None and default is not None:
         return default

@@ -66,10 +66,10 @@ class Attachment:
 class Request:
     """One call of a plugin.
 
-    `command` is the verb, `config` the parsed stdin with its keys as written, and `stdin` the bytes, for a delegated
+    `command` is the verb. `config` is the parsed stdin with its keys as written, `stdin` has the bytes for a delegated
     plugin. `cni_version` is the version of the reply, `args` CNI_ARGS as a dictionary, `environ` the whole environment.
-    `pod` is (namespace, name, uid) by CNI_ARGS, with "" for a missing part. `ipam_type` is `ipam.type`, "" for a link
-    without addresses. GC and STATUS concern a network: there the containerID and ifname of `attachment` are empty.
+    `pod` is (namespace, name, uid) from CNI_ARGS, with "" for a missing part. `ipam_type` is `ipam.type`, "" for a link
+    without addresses. In a GC or STATUS, which concern a network, `attachment` has an empty containerID and ifname.
     """
 
     def __init__(self, environ: Mapping[str, str], stdin: bytes, config: dict[str, Any], args: dict[str, str]) -> None:
@@ -140,7 +140,7 @@ def parse(environ: Mapping[str, str], stdin: bytes) -> Request:
 
 
 def at_least(version: str, floor: str) -> bool:
-    """Whether `version`, one of SUPPORTED, is `floor` or newer. Texts are compared, as all numbers have one digit."""
+    """Whether `version`, one of SUPPORTED, is `floor` or newer. Compares strings, since all numbers have one digit."""
     return version >= floor
 
 
@@ -154,10 +154,10 @@ def version_of(stdin: bytes) -> str:
 
 
 def member(document: Any, *keys: str) -> Any:
-    """The value to which the path `keys` leads in `document`; None when a key is missing, or its parent is no object.
+    """The value at the path `keys` in `document`; None when a key is missing, or its parent is no object.
 
-    If an object has no such key, its first key that differs only in case counts. Go's encoding/json matches keys in
-    this way, and existing configurations rely on this.
+    If an object lacks a key, its first key that differs only in case counts. Go's encoding/json has the same rule, and
+    existing configurations rely on it.
     """
     for key in keys:
         if not isinstance(document, dict):
@@ -171,7 +171,7 @@ def member(document: Any, *keys: str) -> Any:
 
 
 def fold(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `document` with its keys in lower case. Of keys that differ only in case, the first counts."""
+    """A copy of `document` with its keys in lower case. Of keys that differ only in case, the first counts."""
     return {name.lower(): value for name, value in reversed([*document.items()])}
 
 
@@ -195,9 +195,9 @@ def is_identifier(text: str) -> bool:
 def ifname_fault(name: str, command: str = "ADD") -> str:
     """The reason why `name` cannot be the name of a link; "" if it can (dev_valid_name, net/core/dev.c).
 
-    The kernel reads a name with % as a pattern, "net%d", and gives the link another name (__dev_alloc_name). "all" and
-    "default" are no links in /proc/sys (sysctl_dev_name_is_allowed). DEL accepts names of both kinds, since a runtime
-    calls DEL even after a refused ADD, and this DEL must succeed.
+    A name with %, such as "net%d", is a pattern: the kernel gives the link another name (__dev_alloc_name). "all" and
+    "default" do not stand for a link in /proc/sys (sysctl_dev_name_is_allowed). DEL accepts names of both kinds, since
+    a runtime calls DEL even after a refused ADD, and this DEL must succeed.
     """
     if len(name.encode("utf-8", "surrogateescape")) > IFNAME_BYTES:
         return f"is longer than {IFNAME_BYTES} bytes: want a shorter one, such as net1"

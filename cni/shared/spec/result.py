@@ -54,7 +54,7 @@ NUMBERS_OF_ROUTE = ("mtu", "advmss", "priority", "table", "scope")  # members si
 
 
 class Route:
-    """A route to the CIDR `dst` through `gw`, or the gateway in `ips` if `gw` is "". See spec 1.1.0 for the rest."""
+    """A route to the CIDR `dst` through `gw`; if `gw` is "", through the gateway in `ips`. See spec 1.1.0."""
 
     def __init__(
         self,
