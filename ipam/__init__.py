@@ -4,6 +4,6 @@ ADD and DEL never open the namespace at CNI_NETNS, since some callers pass /dev/
 after a reboot, the path shows whether the namespace still exists. Each attachment has a record, a file on this node,
 so that a later call can finish the work of a killed call:
 
-    ADD   writes the record, which names store and addresses, before it takes a lease: each lease has a record
-    DEL   removes the record after the release: as long as a lease may remain, the record remains too
+    ADD   writes the record, which names store and addresses, before it claims a lease. So each lease has a record
+    DEL   removes the record after it has released the leases. So the record stays as long as a lease may exist
 """

@@ -1,4 +1,4 @@
-"""ADD of the IPAM plugin: lease the addresses of an attachment, and answer with its result."""
+"""ADD of the IPAM plugin: lease the addresses of an attachment, and return them in the result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ipam.rules import Need
 
 
 def add(request: Request, records: Records) -> Result:
-    """Lease all addresses of the attachment or none; return the result. A repeated ADD keeps leased addresses."""
+    """Lease all addresses of the attachment or none. Returns the result. A repeated ADD keeps the leased addresses."""
     config, group = configured_rail(request, records.log)
     permit(config, group)
     store_ref: dict[str, Any] | None
@@ -42,8 +42,8 @@ def add(request: Request, records: Records) -> Result:
 
 
 def _add(needs: Sequence[Need], config: IpamConfig, records: Records) -> tuple[dict[str, Any] | None, list[int]]:
-    """Lease an address for each of `needs`, and the static addresses that are in a range of the network. Returns the
-    reference to the store (None without `needs`) and the addresses leased for `needs`."""
+    """Lease an address for each of `needs`, and the static addresses that lie in a range of the network. Returns the
+    reference to the store (None without `needs`), and the addresses for `needs`."""
     attachment = config.request.attachment
     store_ref = stores.ref_of(config) if needs else None
     with records.locked(attachment, PART):

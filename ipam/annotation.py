@@ -16,8 +16,8 @@ _PREFERRED = "whereabouts.cni.cncf.io/preferred-ip"
 def preferred(config: IpamConfig, pod: tuple[str, str, str], log: Log) -> list[tuple[int, int]]:
     """The addresses, (family, value), in the annotation of `pod` (namespace, name, uid), the most preferred first.
 
-    Returns [] if the pod of this name now has another uid; logs and returns [] if pod or annotation cannot be read.
-    Some builds of whereabouts read one address from the same annotation, and ignore an address that is not free.
+    Returns [] if the pod of this name now has another uid. If pod or annotation cannot be read, logs this and returns
+    []. Some builds of whereabouts read one address from this annotation, and ignore an address that is not free.
     """
     api = Api(config.kubeconfig, min(SHARED_SECONDS, config.store_timeout))
     try:

@@ -25,7 +25,7 @@ _OF_ROUTES = ("gw", "table", "priority", "mtu", "advmss", "scope")
 
 
 def check(request: Request, records: Records) -> None:
-    """Compare the store with prevResult, and prevResult with the configuration. Raises AttachmentDiffers on differences."""
+    """Compare prevResult with the store and with the configuration. Raises AttachmentDiffers with all differences."""
     config, group = configured_rail(request, records.log)
     previous = request.member("prevResult")
     if previous is None:
@@ -48,7 +48,7 @@ def check(request: Request, records: Records) -> None:
 
 
 def _lease_differences(config: IpamConfig, given: dict[tuple[int, int], str], records: Records) -> list[str]:
-    """A text for each difference of the attachment's leases from prevResult (`given`) or from the configuration. Static
+    """A text for each difference between the attachment's leases and prevResult (`given`) or the configuration. Static
     addresses are not compared, since another attachment may have their lease."""
     attachment, static = config.request.attachment, {host_of(a.address) for a in config.addresses}
     given = {key: text for key, text in given.items() if key not in static}
@@ -123,8 +123,7 @@ def unlike(config: IpamConfig, expected: Result, version: str) -> list[str]:
 def outside(
     held: Mapping[tuple[int, int], str], ranges: Sequence[Range], requested: Collection[tuple[int, int]]
 ) -> list[str]:
-    """A text for each address in `held` that its configured range excludes, or whose prefix length is not that of the
-    range.
+    """A text for each address in `held` that its range excludes, or that has another prefix length than its range.
 
     `held` maps (family, value) to "address/length". Addresses outside of all CIDRs, and `requested` ones, are ignored.
     """
@@ -142,7 +141,7 @@ def outside(
 
 
 def elsewhere(held: Sequence[Lease], wanted: Sequence[Need]) -> list[str]:
-    """A text for each lease whose pool is not that of its configured range. A change of network_name causes this."""
+    """A text for each lease in another pool than that of its range. A change of network_name causes this."""
     found = []
     for lease in held:
         pools = [n.pool for n in wanted if n.rng.family == lease.family and n.rng.contains(lease.value)]

@@ -46,8 +46,8 @@ class IpamConfig(keys.IpamKeys):
     node: str  # this node's name
     slice_node: str  # the node whose slices are in `ranges`; "" for whole ranges (ipam.stores.ippool.slices)
     config_path: str  # the flat file that was read, or ""
-    hidden: list[str]  # texts of a flat file that the network chose: no error may show them
-    borrowed: str = ""  # why the network may not name this store; "" if it may
+    hidden: list[str]  # values of a flat file that the network chose: no error may show them
+    borrowed: str = ""  # the reason why the network may not name this store; "" if it may
     unnamed: Fault | None  # the fault for a Kubernetes pod if no store is named; else None
     notes: list[str]  # for the log: the keys that have no effect
 
@@ -58,8 +58,8 @@ class IpamConfig(keys.IpamKeys):
     def gateway_of(self, address: str, own: str = "") -> str:
         """The gateway for `address`, which is written "address/length"; "" if there is none.
 
-        The first that exists of: a gateway of CNI_ARGS in the subnet; `own`, the gateway configured for this address
-        alone; the key `gateway`, if its family is that of `address`.
+        A gateway of CNI_ARGS in the subnet comes first, then `own`, the gateway configured for this address alone, then
+        the key `gateway`, if its family is that of `address`.
         """
         if not (self.gateways or self.gateway):
             return own
@@ -73,8 +73,8 @@ class IpamConfig(keys.IpamKeys):
 def read(request: Request, files: Files = OF_NODE) -> IpamConfig:
     """The IPAM configuration of `request`.
 
-    Raises InvalidConfig (7) with all faults if there are any, IoFailure (5) for an unreadable flat file. For a
-    Kubernetes pod, only ADD and CHECK refuse a configuration without a store: other verbs may have to clean up.
+    Raises InvalidConfig with all faults if there are any, IoFailure for an unreadable flat file. For a Kubernetes pod,
+    ADD and CHECK refuse a configuration without a store. Other verbs accept it, since they may have to clean up.
     """
     faults: list[Fault] = []
     config = examine(request, faults, files)
@@ -83,7 +83,7 @@ def read(request: Request, files: Files = OF_NODE) -> IpamConfig:
 
 
 def examine(request: Request, faults: list[Fault], files: Files = OF_NODE) -> IpamConfig:
-    """Like `read`, but return a faulty configuration too, and add its faults to `faults`."""
+    """As `read`, but return a faulty configuration too. Its faults are appended to `faults`."""
     block = request.member("ipam")
     if not isinstance(block, dict):
         fault = "has no `ipam`" if block is None else "has an `ipam` that is no JSON object"
@@ -173,7 +173,7 @@ def _check_whole(request: Request, config: IpamConfig, source: Source, faults: l
 
 
 def datastore(config: IpamConfig) -> str:
-    """The kind of store: the key `datastore`; without it, the kind whose server is configured, otherwise "file"."""
+    """The kind of store: the key `datastore`; if absent, the kind whose server is configured, otherwise "file"."""
     return config.datastore or ("kubernetes" if config.kubeconfig else "etcd" if config.etcd_host else "file")
 
 
@@ -250,7 +250,7 @@ def configured(request: Request, log: Log) -> IpamConfig:
 
 
 def configured_rail(request: Request, log: Log) -> tuple[IpamConfig, Group | None]:
-    """The checked configuration and the network's rail group, which is None unless `rail.addressing` is same-index."""
+    """The checked configuration, and the network's rail group, None unless rail.addressing is "same-index"."""
     if not asks_for_same_index(request):
         return configured(request, log), None
     from ipam.group import indexes  # most networks are not rails

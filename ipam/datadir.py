@@ -18,9 +18,9 @@ def confined(path: str) -> str:
     """The directory at `path`, with links resolved. Raises ValueError when leases may not be kept in the directory.
 
     Allowed are the node's own store and directories below `dataRoots` of the node's policy. If dataRoots is not set,
-    the directories that version 0.1.0 allowed are allowed too, if they contain a lease file. The author of a network
-    need not be an administrator, and a new file in another program's directory does harm: for host-local, each file
-    name in /var/lib/cni/networks/NETWORK is an address in use.
+    directories that version 0.1.0 allowed are allowed too, if they contain a lease file. The author of a network need
+    not be an administrator. A new file in another program's directory does harm: host-local takes each file name in
+    /var/lib/cni/networks/NETWORK for an address in use.
     """
     allowed = policy.current()
     try:
@@ -61,7 +61,7 @@ def confined(path: str) -> str:
 
 
 def _nearest(path: str) -> str:
-    """The directory at `path`, or the nearest one above it that exists."""
+    """The directory at `path` or, if it does not exist, the nearest existing directory above it."""
     while path and not _is(path, _DIRECTORY):
         path = path.rpartition("/")[0]
     return path or "/"

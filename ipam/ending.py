@@ -37,8 +37,8 @@ def may_hold(request: Request, records: Records) -> bool:
 
 
 def _holder(request: Request) -> tuple[Attachment | None, ModuleType | None]:
-    """(attachment, module). The attachment owns the leases; it is None if an ADD with this configuration claims no
-    address. The module has the verbs of a rail group; it is None without a group."""
+    """Return (the attachment that owns the leases, the module with the verbs of a rail group). The attachment is None
+    if an ADD with this configuration claims no address. The module is None without a group."""
     if not asks_for_same_index(request):
         return request.attachment, None
     from ipam.group import rails  # most networks are not rails
@@ -49,8 +49,8 @@ def _holder(request: Request) -> tuple[Attachment | None, ModuleType | None]:
 def delete(request: Request, records: Records) -> None:
     """Release the attachment's leases in the store that its record names; without a record, in the configured store.
 
-    In a group of rails (ipam.group), only the last rail's DEL releases leases: those of all rails. If a release fails
-    in a store behind a server, the record notes it as pending, and DEL succeeds. Errors of a file store are raised.
+    In a group of rails (ipam.group), only the last rail's DEL releases leases, and then those of all rails. If a store
+    behind a server fails, DEL succeeds, and the record notes the pending release. Errors of a file store are raised.
     """
     holder, rails = _holder(request)
     if not holder:
@@ -90,9 +90,9 @@ def delete(request: Request, records: Records) -> None:
 
 
 def _searched(request: Request, config: IpamConfig, group: Group | None) -> dict[str, Any] | None:
-    """The reference to the store where an attachment without a record may have leases; None if it can have none.
+    """The reference to the store in which an attachment without a record may have leases; None if it can have none.
 
-    If this node's slice of the range cannot be read, the reference has no member `pools`, which means all pools.
+    If this node's slice of the range cannot be read, the reference has no member `pools`. It then means all pools.
     """
     if group:
         return group.ref_of(config)
@@ -106,7 +106,7 @@ def _searched(request: Request, config: IpamConfig, group: Group | None) -> dict
 
 
 def _pools_of_go(request: Request, log: Log) -> dict[str, Any] | None:
-    """The reference to whereabouts' IPPools, from a faulty configuration; None if it has no usable kubeconfig."""
+    """The reference to whereabouts' IPPools, read from a faulty configuration; None without a usable kubeconfig."""
     faults: list[Fault] = []
     try:
         config = examine(request, faults)
@@ -153,7 +153,7 @@ class GcPass:
 
     An attachment stays while another operation holds its lock. It also stays if its claim is later than `began`, the
     start of the GC, since the list may be older than the claim. A pending release is retried even if the attachment is
-    in `valid`. `store_ref`: the configured store, None if no store is searched for leases.
+    in `valid`. `store_ref` is the reference to the configured store, None if no store is searched for leases.
     """
 
     def __init__(self, network: str, valid: set[Attachment], began: Began, records: Records) -> None:
@@ -163,8 +163,8 @@ class GcPass:
         self.faults = Faults()
 
     def run(self, pools: Sequence[str], node_name: str) -> None:
-        """Release the attachments that are not in `valid`: those with a record and, since records may be damaged, those
-        with leases of this node in `pools`. Also retry pending releases."""
+        """Release the leases of attachments that are not in `valid`, and retry pending releases. Attachments are found
+        by their records and, since records may be damaged, by leases of this node in `pools`."""
         doomed: dict[Attachment, dict[str, Any] | None] = {}
         for attachment, record in self.records.of_network(self.network, PART):
             if attachment not in self.valid or record.get("pending") is True:

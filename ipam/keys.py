@@ -3,7 +3,7 @@ The functions below the tables read the lists of ranges, addresses and routes.
 
 docs/reference.md and the JSON Schema of `railcni nad schema` are made from these tables. The case of names does not
 matter, unknown keys are ignored, and null counts as absent. A name with a dot is a key of a nested object. Sources:
-whereabouts v0.9, pkg/types and doc/extended-configuration.md; `dataDir` is host-local's.
+whereabouts v0.9, pkg/types and doc/extended-configuration.md; host-local for `dataDir`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ DATASTORES = {
     "kubernetes": "kubernetes.kubeconfig",
     "addresslease": "kubernetes.kubeconfig",
 }
-"""The kinds of stores, each with the key that names its server; the file store has none."""
+"""Each kind of store with the key that names its server; "" for the file store, which has no server."""
 NOT_FROM_FLAT_FILE = ("enable_overlapping_ranges",)
 MOST_STORE_SECONDS = 60  # the most that a network may set as store_timeout, since a slow server delays ADDs
 
@@ -85,7 +85,7 @@ def etcd_prefix(value: Any) -> str:
 
 
 def slice_size(value: Any) -> int:
-    """Check a prefix length; return it as a number, 26 for "/26" or "26"."""
+    """Check a prefix length, "/26" or "26", and return it as a number."""
     digits = string(value).removeprefix("/")
     if not digits.isascii() or not digits.isdigit() or len(digits) > 3 or not 1 <= int(digits) <= 128:
         raise ValueError('want a prefix length such as "/26" or "26"')
@@ -93,14 +93,14 @@ def slice_size(value: Any) -> int:
 
 
 def log_level(value: Any) -> str:
-    """Return the level in lower case, or "warning" for an unknown level, which whereabouts accepts too."""
+    """Return the level in lower case; "warning" for an unknown level. whereabouts accepts unknown levels too."""
     name = string(value).lower()
     return name if name in LEVELS else "warning"
 
 
 class RangeEntry:
-    """The keys of one range, of each member of `ipRanges` and of the block itself, as the configuration has them; "" or
-    () for an absent key."""
+    """The keys of one range, as the configuration has them; "" or () for an absent key. The block itself and each
+    member of `ipRanges` have these keys."""
 
     range: str = declare(string, "").means(
         'the CIDR to take an address from, "192.168.2.0/24"; or "first-last/length", "192.168.2.10-192.168.2.20/24"'
@@ -230,7 +230,7 @@ NESTED = dict.fromkeys(key.name.partition(".")[0] for key in BLOCK_KEYS if "." i
 SPELLED = {name.lower(): name for name in (*(key.name for key in BLOCK_KEYS), *NESTED)}
 ROOTS = {key.name: key.roots for key in BLOCK_KEYS if key.roots}
 ETCD = {key.name: key.default for key in BLOCK_KEYS if key.name.startswith("etcd_")}
-"""The keys of etcd's server, prefix and credentials, each with its default. They belong together: see ipam.source."""
+"""The keys of etcd's server, prefix and credentials, each with its default. ipam.source treats them as one unit."""
 
 ADDRESS_KEYS = (
     Key(interface_address, "", "address").means("the address with its prefix length, 192.168.2.7/24"),
@@ -373,7 +373,7 @@ def read_addresses(
 def read_routes(
     documents: Iterable[Mapping[str, Any]], where: Where, notes: list[str], faults: list[Fault]
 ) -> list[Route]:
-    """The valid routes of `documents`; an mtu, advmss or priority of 0 counts as absent, as in the CNI spec."""
+    """The valid routes in `documents`. As in the CNI spec, an mtu, advmss or priority of 0 counts as absent."""
     routes: list[Route] = []
     for prefix, route in _filled(documents, where("routes"), lambda: Route(""), ROUTE_KEYS, notes, faults):
         route.mtu, route.advmss, route.priority = route.mtu or None, route.advmss or None, route.priority or None

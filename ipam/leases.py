@@ -5,7 +5,7 @@ name or None. An address has at most one lease in its pool and, if the scope is 
 
 The IPAM part of an attachment's record (cni.shared.records) names the store and the addresses of the leases. The part
 is written before the claim, so DEL and GC find the leases that a killed ADD may have claimed. A lost lease file can be
-restored from these parts. Their members, in addition to those of every record:
+restored from these parts. An IPAM part has the members of every record and these:
 
     store      {"kind": "file", "path": DIRECTORY}, or a reference to another kind of store (ipam.stores.ref_of)
     netns      CNI_NETNS of the ADD
@@ -35,7 +35,7 @@ _SEQUENCES = 1 << 63  # the limit of SQLite, etcd's keys and JSON readers in Go
 
 
 class Want:
-    """An address in a pool and a reservation scope, either to be claimed or already leased."""
+    """An address in a pool and a reservation scope. The address is to be claimed, or is already leased."""
 
     __slots__ = ("family", "pool", "scope", "value")
 
@@ -59,22 +59,22 @@ class Want:
         return format_address(self.family, self.value)
 
     def excludes(self, other: Want) -> bool:
-        """Whether a store can lease only one of the two: the address is the same, and so is the pool or the scope."""
+        """Whether a store cannot lease both `self` and `other`: same address, and same pool or same scope."""
         same = self.pool == other.pool or (self.scope is not None and self.scope == other.scope)
         return same and self.address == other.address
 
 
 def returns(pod: tuple[str, str, str]) -> bool:
-    """Whether a new pod may get the name of `pod` (namespace, name, uid): a StatefulSet's names end in -NUMBER."""
+    """Whether a later pod may get the name of `pod` (namespace, name, uid). A StatefulSet's names end in -NUMBER."""
     stem, _, ordinal = pod[1].rpartition("-")
     return bool(stem) and ordinal.isascii() and ordinal.isdigit()
 
 
 class Owner:
-    """The owner of a claim: an attachment, its pod (namespace, name, uid; "" for an unknown part), node, boot and netns.
+    """The owner of a claim: attachment, pod (namespace, name, uid; "" for an unknown part), node, boot and CNI_NETNS.
 
-    `sequence`, the time of the claim in ns since 1970, identifies the claim. In a store that nodes share, `machine`
-    distinguishes machines with the same node name (cni.shared.kernel.node.machine_id).
+    `sequence` is the time of the claim in ns since 1970, which identifies the claim. In a store that nodes share,
+    `machine` distinguishes machines with the same node name (cni.shared.kernel.node.machine_id).
     """
 
     __slots__ = ("attachment", "boot_id", "machine", "netns", "node", "pod", "sequence")
@@ -101,8 +101,8 @@ class Owner:
 class Lease(Want):
     """An address and its owner, with the fields of Want and Owner.
 
-    `claimed`: whether an IPAMClaim, which outlives the pod, has the address. `since`: the time of the reservation
-    (RFC 3339).
+    `claimed` is true if an IPAMClaim, which outlives the pod, has the address. `since` is the time at which the
+    reservation was made (RFC 3339).
     """
 
     __slots__ = (
@@ -151,7 +151,7 @@ class Lease(Want):
 
     @property
     def identity(self) -> tuple[str, tuple[int, int], str, str, tuple[str, str]]:
-        """Values that are equal in two readings of one lease. Every store keeps them, even an IPPool of whereabouts."""
+        """Values that are equal in each reading of a lease. Every store keeps them, even an IPPool of whereabouts."""
         return self.pool, self.address, self.container_id, self.ifname, self.pod_name
 
     def is_of_pod(self, owner: Owner) -> bool:
@@ -179,7 +179,7 @@ class Pool:
 
 
 def given_up(instead_of: Sequence[Lease], wants: Sequence[Want]) -> list[Lease]:
-    """The leases in `instead_of` that a claim of `wants` frees: no want has their address in the same pool or scope."""
+    """The leases in `instead_of` whose address becomes free by a claim of `wants`, since no want excludes them."""
     return [lease for lease in instead_of if not any(want.excludes(lease) for want in wants)]
 
 
@@ -189,7 +189,7 @@ def by_place(leases: Iterable[Lease]) -> list[Lease]:
 
 
 def want_from_json(document: Mapping[str, Any], pool: Any, address: Any) -> Want:
-    """A Want of the JSON values `pool`, `address` and `document["scope"]`. Raises ValueError or KeyError."""
+    """The Want with the JSON values `pool`, `address` and `document["scope"]`. Raises ValueError or KeyError."""
     scope = document["scope"]
     return Want(as_text(pool), *parse_address(as_text(address)), None if scope is None else as_text(scope))
 
@@ -217,7 +217,6 @@ def as_text(value: Any) -> str:
 
 
 def are_texts(values: Any) -> bool:
-    """Whether `values` is a list of strings."""
     return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 

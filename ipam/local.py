@@ -1,11 +1,11 @@
 """The IPAM records of this node, and a file of addresses to prefer or avoid at the next ADD.
 
-Prefer: kubelet calls DEL for a pod's old sandbox before the ADD for its new one, so ADD finds no lease of the old one.
-Avoid: when another host answers for an address, the ADD fails and releases the address; the next ADD must not get it.
+Prefer: kubelet calls DEL for a pod's old sandbox before the ADD for its new sandbox, so ADD finds no lease of the pod.
+Avoid: when another host answers for an address, ADD fails and releases the address. The next ADD must not get it.
 
-The file `remembered` beside the node's records has SLOTS slots. The hash of an entry's key gives the entry's slot. A
-later entry replaces an earlier one of the same slot: no lock and no cleaning are needed. Entries are only hints: if one
-is lost, damaged or cannot be written, no lease changes and no call fails.
+The file `remembered` beside the node's records has SLOTS slots. The hash of an entry's key determines the entry's slot.
+A later entry replaces an earlier entry in its slot, so no lock and no cleaning are needed. Entries are only hints: a
+lost, damaged or unwritten entry changes no lease and makes no call fail.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _COMPLETE = b"\xff" * 16  # the key of the last slot, whose only entry never exp
 
 
 def released(records: Records, leases: Sequence[Lease]) -> None:
-    """Remember, for the pod's next ADD, the addresses that one attachment of the pod has just released."""
+    """Remember the addresses in `leases`, which an attachment has just released, for the next ADD of its pod."""
     if leases and leases[0].pod[1]:
         first = leases[0]
         addresses = [lease.text for lease in leases[:8]]  # one address is enough for a group of rails with one index
@@ -42,7 +42,7 @@ def released(records: Records, leases: Sequence[Lease]) -> None:
 
 
 def preferred(records: Records, owner: Owner) -> list[tuple[int, int]]:
-    """The addresses, (family, value), that the owner's pod last released in this network under this ifname."""
+    """The addresses, (family, value), that the owner's pod last released in the owner's network under its ifname."""
     if not owner.pod[1]:
         return []
     found = _read(records, key_of("pod", *owner.pod[:2], owner.attachment.network, owner.attachment.ifname))
@@ -54,7 +54,7 @@ def preferred(records: Records, owner: Owner) -> list[tuple[int, int]]:
 
 
 def found_in_use(records: Records, address: str) -> None:
-    """Remember that another host uses `address`, given with its prefix length."""
+    """Remember for some minutes that another host uses `address`, "address/length"."""
     _write(records, key_of("avoid", address), {"avoid": address}, AVOIDED_SECONDS)
     records.log.warning(f"{address} is in use by another host: this node avoids it for {AVOIDED_SECONDS} s")
 
@@ -65,7 +65,7 @@ def is_avoided(records: Records, address: str) -> bool:
 
 
 def is_complete(records: Records) -> bool:
-    """Whether each AddressLease of this node has a record: false after a loss of the state directory, until the records
+    """Whether each AddressLease of this node has a record. False after a loss of the state directory, until the records
     have been restored from the leases."""
     return "complete" in _read(records, _COMPLETE)
 
@@ -76,7 +76,7 @@ def set_complete(records: Records) -> None:
 
 
 def avoided(directory: str) -> list[tuple[str, float]]:
-    """The addresses that this node avoids, sorted, each with the end of the avoidance in seconds since 1970."""
+    """The addresses that this node avoids, sorted, each with the time, in seconds since 1970, until which it does."""
     found: dict[str, float] = {}
     try:
         data = files.read_regular(f"{directory}/{FILE}", SLOTS * SLOT, os.O_NOFOLLOW, private=True)
@@ -149,15 +149,16 @@ def read_record(attachment: Attachment, records: Records) -> dict[str, Any] | No
 
 
 def is_pending(attachment: Attachment, records: Records) -> bool:
-    """Whether the record of `attachment` notes a release that has yet to be made."""
+    """Whether the record of `attachment` notes a pending release."""
     record = records.read(attachment, PART)
     return record is not None and record.get("pending") is True
 
 
 def restorer(store_ref: dict[str, Any], records: Records, owner: Owner | None = None) -> Callable[[], list[Lease]]:
-    """Return a function that reads the leases for a new, empty store: those in the records that name `store_ref`.
+    """Return a function that reads the leases to write to a new, empty store: those in records that name `store_ref`.
 
-    With an `owner` and the kind addresslease, the function reads only the records of the owner's container and pod.
+    For a store of the kind addresslease with an `owner`, the function reads only records of the owner's container or
+    pod in the owner's network, whichever store they name.
     """
     if owner and store_ref.get("kind") == "addresslease":
         return recorder(owner.attachment.network, records, owner.attachment.container_id, owner.pod[1])
@@ -177,7 +178,7 @@ def restorer(store_ref: dict[str, Any], records: Records, owner: Owner | None = 
 def recorder(network: str, records: Records, *names: str) -> Callable[[], list[Lease]]:
     """Return a function that reads the leases in all records of a network, whichever store the records name.
 
-    With `names`, container IDs or pod names, the function reads only the records that contain one of the names.
+    `names` are container IDs or pod names. With `names`, only records that contain one of the names are read.
     """
     return lambda: _leases_of(records.of_network(network, PART, *names), records)
 

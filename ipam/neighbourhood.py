@@ -14,9 +14,10 @@ _DESTINATION = 1
 
 
 def addresses_of(names: list[str] | None, states: int = 0) -> set[tuple[int, int]]:
-    """The addresses, (family, value), of the links `names` and of the links below and above them; None means all links.
+    """The addresses, (family, value), of the links `names` (None: all links) and of the links below and above them.
 
-    If `states`, a bitset of NUD_*, is not 0: the addresses of these links' neighbours that are in one of the states.
+    If `states`, a bitset of NUD_*, is not 0, the result has the addresses of neighbours of these links instead: of the
+    neighbours that are in one of the states.
     """
     with Rtnl() as rtnl:
         near = {link.index for link in rtnl.links()} if names is None else _near(rtnl, names)

@@ -1,13 +1,13 @@
-"""The addresses of this node and of its neighbours on the wire of a network: the host's links that lead to the network.
+"""The addresses of this node and its neighbours on the wire of a network: the host's links that lead to the network.
 
 No pod of the network can use an address of the node itself. A neighbour's address counts as in use while its entry in
 the kernel's table is reachable or permanent. After a pod's end, its entry may stay reachable for up to 45 s, and then
-stale for days: a pod may therefore get its own former address, whatever the table says. A neighbour whose entry is
-stale, delay or probe may be a host or a deleted pod: its address is given after all others of the range.
+stale for days. So a pod may get its own former address, whatever the table says. A neighbour whose entry is stale,
+delay or probe may be a host or a deleted pod. Its address is given after all other addresses of the range.
 
-The wire follows from the link plugin's keys: it is the link `master` (or `bridge`) with the links below and above it, or
-the physical function of a virtual function. The addresses of all links count for a macvlan without `master`, which uses
-the link of the default route. They also count for a group of rails, because a network names only its own rail's `master`.
+The link plugin's keys determine the wire: the link `master` (or `bridge`) with the links below and above it, or the PF
+of a VF. For a macvlan without `master`, which uses the link of the default route, the addresses of all links count.
+They also count for a group of rails, because a network names only its own rail's `master`.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _ONCE = 0x04 | 0x08 | 0x10  # states of a neighbour that answered once: NUD_STAL
 class Wire:
     """The addresses of the node and its neighbours on the wire: the host's links that lead to the network of `request`.
 
-    Neighbours are read once. `records` are the node's; with None no file is read, and no address is avoided. The caller
-    may set `is_recorded(want)`: whether another attachment of the node has the address in its record.
+    Neighbours are read once. `records` are the node's; without records no address is avoided. The caller may set
+    `is_recorded(want)`, which tells whether another attachment of the node has the address in its record.
     """
 
     def __init__(self, request: Request | None = None, records: Records | None = None) -> None:
@@ -47,25 +47,25 @@ class Wire:
         self._neighbours: dict[int, set[tuple[int, int]]] = {}  # by states
 
     def is_own(self, want: Want) -> bool:
-        """Whether the address of `want` is the node's own, or in another attachment's record, and so is never given.
+        """Whether the address of `want` is the node's own, or in another attachment's record. It is then never given.
 
-        The node's addresses are listed only if a socket can be bound to `want`: the attempt is cheap, and mostly fails.
+        The node's addresses are listed only if a socket can be bound to `want`. This test is cheap, and mostly fails.
         """
         may_be = self._names != [] and any(_can_bind(want, name) for name in self._names or [""])
         return (may_be and (self._names is None or want.address in self._read())) or self.is_recorded(want)
 
     def is_neighbour(self, want: Want) -> bool:
-        """Whether a reachable neighbour has the address of `want`, which is then given only if the pod prefers it."""
+        """Whether a reachable neighbour has the address of `want`. It is then given only if the pod prefers it."""
         return want.address in self._neighbours_with(want, _THERE)
 
     def with_former(self, want: Want) -> set[tuple[int, int]]:
-        """The addresses of all neighbours in the state stale, delay or probe, if one of them has the address of `want`;
-        else an empty set. These addresses are given last."""
+        """If a neighbour in the state stale, delay or probe has the address of `want`, return the addresses of all
+        neighbours in these states, otherwise an empty set. These addresses are given last."""
         found = self._neighbours_with(want, _ONCE)
         return found if want.address in found else set()
 
     def is_avoided(self, address: str) -> bool:
-        """Whether `address`, "address/length", was found in use a short time ago, and is therefore given last."""
+        """Whether `address`, "address/length", was found in use a short time ago. It is then given last."""
         return self._records is not None and local.is_avoided(self._records, address)
 
     def _neighbours_with(self, want: Want, states: int) -> set[tuple[int, int]]:

@@ -1,7 +1,7 @@
 """Address arithmetic: addresses as integers, and the ranges from which pods get addresses.
 
-No cost depends on the size of a range: a /8 and a /64 cost the same as a /28. An address is a pair (family, value):
-family 4 or 6, value an integer in network byte order.
+The time that a function takes does not depend on the size of a range. An address is a pair (family, value): the family
+is 4 or 6, the value is an integer in network byte order.
 
 The rules are those of whereabouts v0.9 (pkg/iphelpers, pkg/config), with three differences: /31, /32, /127 and /128
 have addresses to give, a range can reserve its gateway, and an IPv4 address has family 4 in every notation.
@@ -45,7 +45,7 @@ def parse_address(text: str) -> tuple[int, int]:
 
 
 def host_of(text: str) -> tuple[int, int]:
-    """The family and the value of the address in "address/length" or "address". Raises ValueError for any other text."""
+    """The family and the value of an "address" or "address/length". Raises ValueError for any other text."""
     return parse_address(text.partition("/")[0])
 
 
@@ -101,9 +101,9 @@ def parse_span(text: str) -> tuple[int, int, int]:
 
 
 def parse_range(text: str) -> tuple[int, int, int, Span | None]:
-    """The family, value, prefix length and span of a range "first-last/length", or of a CIDR, for which the span is None.
+    """The family, value, prefix length and span of a range "first-last/length". For a CIDR the span is None.
 
-    Raises ValueError for another form, or when first is outside of the CIDR of last/length, or after last.
+    Raises ValueError for another form, or when first is after last, or outside of the CIDR of last/length.
     """
     first, dash, cidr = text.partition("-")
     try:
@@ -128,7 +128,7 @@ def parse_range(text: str) -> tuple[int, int, int, Span | None]:
 class Range:
     """The addresses of a CIDR that may be given.
 
-    `network` and `top` are the first and last address of the CIDR and `prefix` its length; host bits of `value` are
+    `network` and `top` are the first and last address of the CIDR, `prefix` is its length. Host bits of `value` are
     dropped. `first` and `last` are the lowest and highest address to give. They lie within `start` and `end` if these
     are set. They exclude `network` and `top` unless the CIDR has only one or two addresses. `blocked` are the spans
     between `first` and `last` that are never given, sorted and disjoint. A fully blocked range has the size 0.
@@ -163,7 +163,7 @@ class Range:
         return self.cidr
 
     def part(self, family: int, value: int, prefix: int) -> Range:
-        """The part of this range in a CIDR inside it, with this range's `prefix`. Raises ValueError for other CIDRs."""
+        """The part of this range in the given CIDR, with this range's `prefix`. Raises ValueError if it is outside."""
         if family != self.family or prefix < self.prefix or not self.contains(value):
             raise ValueError(f"not inside of {self}")
         found = Range(family, value, prefix, self.first, self.last, self.blocked)
@@ -204,7 +204,7 @@ class Range:
 
 
 def range_of(pool: str, family: int, value: int) -> str:
-    """The CIDR at the end of the name `pool`. Raises ValueError if no CIDR with the address is there."""
+    """The CIDR at the end of the name `pool`. Raises ValueError if no CIDR with the given address is there."""
     length = pool.rpartition("-")[2]
     if length.isascii() and length.isdigit() and len(length) < 4 and int(length) <= BITS[family]:
         cidr = f"{format_address(family, value >> (host := BITS[family] - int(length)) << host)}/{int(length)}"
@@ -214,7 +214,7 @@ def range_of(pool: str, family: int, value: int) -> str:
 
 
 def network_name_of(pool: str, family: int, value: int) -> str:
-    """The text before the CIDR in the name `pool`: the network_name, or "". Raises ValueError as `range_of` does."""
+    """The network_name, the text before the CIDR in the name `pool`, or "". Raises ValueError as `range_of` does."""
     return pool.removesuffix(object_name(range_of(pool, family, value))).removesuffix("-")
 
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 def read(config: IpamConfig, faults: list[Fault]) -> tuple[list[Requested], list[Range]]:
     """The addresses that the caller requests, and a range for each of them that lies outside of the network's ranges.
 
-    An address that two keys name counts once, since Multus sends both IP and `ips`. For ADD, the network must also
-    permit the request. CHECK and DEL demand less of it, since the configuration may have changed after the ADD.
+    An address that two keys name counts once, since Multus sends both IP and `ips`. In an ADD, the network must also
+    permit the address. Other verbs do not check this, since the configuration may have changed after the ADD.
     """
     text = config.request.args.get("IP", "")
     asked = [("CNI_ARGS IP", part.strip()) for part in text.split(",") if text]
@@ -45,7 +45,7 @@ def read(config: IpamConfig, faults: list[Fault]) -> tuple[list[Requested], list
 
 
 def _never_given(config: IpamConfig, asked: Requested, is_gateway: bool, others: Collection[tuple[int, int]]) -> str:
-    """Why `asked` cannot be given in addition to the requested addresses `others`, with a remedy; "" if it can."""
+    """The reason, with the remedy, why `asked` cannot be given in addition to the requested `others`; "" if it can."""
     family, value, prefix = asked
     rng, is_add = config.range_of(family, value), config.request.command == "ADD"
     subnet = rng or (Range(family, value, prefix) if prefix is not None else None)
@@ -81,7 +81,7 @@ def _has_fixed_ranges(config: IpamConfig) -> bool:
 
 
 def _excess(new: tuple[int, int], requested: Collection[tuple[int, int]], config: IpamConfig) -> str:
-    """The fault's text if `new` and the addresses `requested` are more than a pod may request; else ""."""
+    """The text of the fault if `new` together with `requested` are more addresses than a pod may request; else ""."""
     holding = [r for r in config.ranges if r.family == new[0] and r.contains(new[1])]
     where, most = f"in {holding[0]}" if holding else "outside of the ranges", config.requested_addresses
     others = [v for f, v in requested if f == new[0]]
@@ -96,7 +96,7 @@ def _excess(new: tuple[int, int], requested: Collection[tuple[int, int]], config
 
 
 def _strings(document: Any, key: str, faults: list[Fault]) -> list[tuple[str, str]]:
-    """(name, text) of each string in the list at `key` of `document`. Faults use the name, such as args.cni.ips[0]."""
+    """(name for faults, text) of each string in the list at `key` of `document`. A name is "args.cni.ips[0]"."""
     document = member(document, *key.split("."))
     if document is None:
         return []

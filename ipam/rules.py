@@ -1,9 +1,9 @@
 """The lease rules: which leases an attachment keeps, takes over or gives up. Pure decisions, no I/O.
 
 1. The same attachment keeps its addresses, as long as the configuration still gives them.
-2. If the same pod (namespace and name) has a new sandbox, the leases of the same ifname move to it. They do not move if
-   both uids are known and differ: the former pod of this name may still use them. They do not move either if a uid is
-   unknown and the machines differ: a pod gets a new sandbox only on its node.
+2. If the same pod (namespace and name) has a new sandbox, the leases of the same ifname move to it. There are two
+   exceptions. If both uids are known and differ, the former pod of this name may still use the leases. If a uid is
+   unknown and the machines differ, the pods are different, since a pod gets a new sandbox only on its node.
 3. A lease without a pod name matches no pod.
 4. The claim of new addresses also gives up addresses that the configuration no longer gives.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ipam.group.indexes import Group  # it imports this module
 
 Choice: TypeAlias = "Need | Group"
-"""A need, or a group of rails. A claim chooses an index in `space`; each index gives an address to each of `needs`."""
+"""A need, or a group of rails. A claim chooses an index in `space`. An index stands for one address for each need."""
 
 MOST_STATICS = 32  # the most leased static addresses of a network: a claim is one transaction (ipam.group.indexes)
 
@@ -39,10 +39,10 @@ class Exhausted(TryAgainLater):
 
 
 class Need:
-    """One address that an attachment gets from a pool: any address of `rng`, or only the `requested` one.
+    """One address that an attachment gets from a pool: any address of `rng`, or only the address `requested`.
 
-    A need alone is also a Choice (ipam.rules.Choice), whose indexes are the addresses themselves, as integers.
-    `shared`: whether the address is static: all attachments of a network use it, and one of them has its lease.
+    A need is also a Choice (ipam.rules.Choice). Its indexes are the addresses themselves, as integers. `shared` is true
+    for a static address, which all attachments of a network use. One of them has the lease of the address.
     """
 
     def __init__(
@@ -71,13 +71,13 @@ class Need:
         return value if family == self.rng.family else None
 
     def kept_index(self, place: Want) -> int | None:
-        """The index of the leased address `place`; None if it is in another pool, or this need's range excludes it."""
+        """The index of the leased address `place`; None if it is in another pool, or this need's range lacks it."""
         is_kept = place.pool == self.pool and place.family == self.rng.family and self.rng.usable(place.value)
         return place.value if is_kept else None
 
     def exhausted(self, free: int, waiting: str) -> Exhausted:
-        """The error when no address is free. `free`: the number of addresses not in use; `waiting`: a text about
-        addresses in use without a lease."""
+        """The error when no address is free. `free` is the number of addresses that are not in use, `waiting` a text
+        about addresses that are in use without a lease."""
         size = self.rng.size()
         return Exhausted(
             f"pool {self.pool} is exhausted: {size - free} of the {size} addresses that range {self.rng} may give are in"
@@ -88,8 +88,8 @@ class Need:
 class ClaimPlan:
     """The plan of a claim. `chosen[i]` is the address for need number i; None if the search must find one.
 
-    `given_up` are the former leases that the claim removes or replaces. `settled`: whether all leases of the
-    plan exist already.
+    `given_up` are the former leases that the claim removes or replaces. `settled` is true if all leases of the plan
+    exist already.
     """
 
     def __init__(self, chosen: list[int | None], given_up: list[Lease], settled: bool) -> None:
@@ -101,8 +101,8 @@ class ClaimPlan:
 def needs(config: IpamConfig) -> list[Need]:
     """One need for each range, in the order of the ranges. A requested address is set in the need for its range.
 
-    A further requested address in the same range gets a need of its own, in the first range with the address. An
-    address requested outside of the network's ranges has its own range, and always the reservation scope network_name.
+    A second requested address in the same range gets its own need, in the first range with the address. An address
+    requested outside of the network's ranges has its own range, and always the reservation scope network_name.
     """
     scope = config.network_name if config.overlap else None
     found = [Need(rng, rng.pool_name(config.network_name, config.slice_node), scope) for rng in config.ranges]
@@ -136,10 +136,10 @@ def statics(config: IpamConfig) -> list[Need]:
 def plan(
     wanted: Sequence[Choice], own: Sequence[Lease], pods: Sequence[Lease], owner: Owner, lost: Collection[Want] = ()
 ) -> ClaimPlan:
-    """Plan the claim of `wanted` by `owner`. `own`: the leases of its attachment; `pods`: those of its pod and ifname.
+    """Plan the claim of `wanted` by `owner`. `own` are its attachment's leases, `pods` those of its pod and ifname.
 
-    `lost`: leased addresses not to keep: another owner has them, or their release is unfinished. A choice without a
-    requested index (an address, or one on each rail of a group) gets the one that most of the leases to keep have.
+    `lost` are leased addresses that must not be kept: another owner has them, or their release is unfinished. A choice
+    without a requested index gets the index that most of the kept leases have.
     """
     gone = {(want.pool, want.value) for want in lost}
     former = [lease for lease in pods if lease.attachment != owner.attachment and may_take_over(lease, owner)]
@@ -169,8 +169,8 @@ def plan(
 
 
 def _most_kept(choice: Choice, usable: Sequence[Lease], lost: Collection[Want]) -> int | None:
-    """The index that most of the leases `usable` have; if several are equally frequent, the one found first. Indexes of
-    the addresses `lost`, which other claims have taken, do not count. None if no index is left."""
+    """The index that most of the leases `usable` have. If several indexes are equally frequent, the first one found
+    counts. The indexes of addresses in `lost` do not count. None if no index is left."""
     gone = {choice.kept_index(want) for want in lost}
     counts: dict[int, int] = {}
     for lease in usable:
@@ -181,8 +181,8 @@ def _most_kept(choice: Choice, usable: Sequence[Lease], lost: Collection[Want]) 
 
 
 def may_take_over(lease: Lease, owner: Owner) -> bool:
-    """Whether `owner` may take over `lease`: both are of one pod and ifname, and the uids agree or, if one is unknown,
-    the machines do not differ."""
+    """Whether `owner` may take over `lease`. Both must have the same pod name and ifname. The pod's uids must be equal.
+    If a uid is unknown, the machines must be equal or unknown instead."""
     same = lease.is_of_pod(owner)
     if lease.pod[2] and owner.pod[2]:
         return same and lease.pod[2] == owner.pod[2]
@@ -190,7 +190,7 @@ def may_take_over(lease: Lease, owner: Owner) -> bool:
 
 
 def is_current(lease: Lease, need: Need, owner: Owner) -> bool:
-    """Whether the lease has the pod, node, machine, boot, netns and scope of a new claim by `owner`. Garbage collection
-    decides by these values whether a lease is in use."""
+    """Whether the lease has the same pod, node, machine, boot, netns and scope as a new claim by `owner`. By these
+    values garbage collection decides whether a lease is in use."""
     described = (lease.pod, lease.node, lease.machine, lease.boot_id, lease.netns, lease.scope)
     return described == (owner.pod, owner.node, owner.machine, owner.boot_id, owner.netns, need.scope)

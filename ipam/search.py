@@ -1,11 +1,11 @@
-"""The search plan of a claim (ipam.acquire): where the search begins, and which of the free addresses it returns.
+"""The search plan of a claim (ipam.acquire): the place where the search begins, and the free address that it returns.
 
 `lowest_free` returns the lowest free address, as in whereabouts. After another claim took a proposed address, the plan
 continues from `search_start`, so that many nodes do not compete for one address after another. A search ends after one
 pass through the pool.
 
-A window is a span (low, high) of addresses, both included, that crosses no multiple of `Store.window`. A store returns the
-unavailable addresses of a window as a bitset, an integer whose bit i stands for the address low + i.
+A window is a span (low, high) of addresses, both included, that crosses no multiple of `Store.window`. A store returns
+the unavailable addresses of a window as a bitset: an integer whose bit i stands for the address low + i.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:  # this module does no I/O
 SPREAD = 1 << 16  # a search begins at one of the first SPREAD addresses of the range
 _LOWEST, _NEAR, _FAR = 0, 1, 2  # numbers of the places where a search begins; each number from 2 on is a far place
 _NEAR_SPREAD = 256  # the near place is one of the first _NEAR_SPREAD addresses of the range
-_UNSEEN = 3  # places after the lowest one that are tried without a read, where a read costs more than a failed claim
+_UNSEEN = 3  # the last place that is tried without a read, in stores in which a read costs more than a failed claim
 
 
 class SearchPlan:
     """The search for free addresses for the choices `wanted`, over all attempts at one claim.
 
-    `wire` knows the addresses in use without a lease. `reclaim(store, pool)` releases leases in an exhausted pool that
-    this node made before its last boot, and returns whether there were any.
+    `wire` knows the addresses in use without a lease. `reclaim(store, pool)` releases the leases in an exhausted pool
+    that this node made before its last boot. It returns whether it has released any.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class SearchPlan:
         return found
 
     def pass_full(self, near_full: bool) -> None:
-        """Move the search to another starting point if a window at the present one is full, or if `near_full`
-        (stores.base.Survey) is set."""
+        """Move the search to another starting point if a window at the present starting point is full, or if
+        `near_full` (stores.base.Survey) is true."""
         if near_full:
             self._place = max(self._place, _FAR)
         while not self._is_unseen() and self._place < self._store.places and self._is_at_full_window():
@@ -86,7 +86,7 @@ class SearchPlan:
             self._place += 1
 
     def propose(self, chosen: Sequence[int | None]) -> list[int]:
-        """Return `chosen`, the address or None for each need, with a free address in place of each None.
+        """Return an address for each need: that in `chosen` or, if it is None, a free address.
 
         The free address is a `preferred` one if possible. The needs of one choice either all have an address in
         `chosen`, or all have None. Raises Exhausted when no address is free.
@@ -106,9 +106,9 @@ class SearchPlan:
     def _index(self, choice: Choice, own: set[int], proposed: set[int]) -> int:
         """A free index of `choice` that is not in `own`. Raises Exhausted when there is none.
 
-        `own` has the indexes of this attachment, also those `proposed` in this attempt. An index that another claim
-        took comes last, and only if a read of its address shows no holder. The LIST requests of the search do not
-        suffice: they select by label, and so miss an object whose labels were removed.
+        `own` has the indexes of this attachment, including those `proposed` in this attempt. An index that another
+        claim took comes last, and only if a read of its address shows no holder. The LIST requests of the search are
+        not enough for this: they select by label, and so miss an object whose labels were removed.
         """
         lost = _indexes(choice, [want.address for want in self._taken])
         cooling = self._cooling(choice)
@@ -129,8 +129,8 @@ class SearchPlan:
         return index
 
     def _given(self, choice: Choice, avoid: set[int]) -> tuple[int | None, int]:
-        """Return (the index to give or None, the number of free indexes that were skipped because the node or a
-        neighbour uses one of their addresses)."""
+        """Return (the index to give or None, the number of skipped indexes). A free index is skipped if the node or a
+        neighbour uses one of its addresses."""
         nodes, in_use = 0, None
         while (index := self._free(choice, avoid)) is not None:
             avoid.add(index)
@@ -148,7 +148,7 @@ class SearchPlan:
         return in_use, nodes
 
     def _free(self, choice: Choice, avoid: Collection[int]) -> int | None:
-        """A free index that is not in `avoid`, if possible a preferred one; None if no index is free."""
+        """A free index that is not in `avoid`, a preferred index if possible; None if no index is free."""
         for address in self.preferred or ():
             index = choice.index_of(*address)
             if index is not None and choice.space.usable(index) and index not in avoid:
@@ -166,7 +166,7 @@ class SearchPlan:
         return index
 
     def _unclaimed(self, choice: Choice, index: int, avoid: Collection[int]) -> int:
-        """The first free index after `index` in its window that no other call of this node claims now; else `index`."""
+        """The next free index in the window of `index` that no other call of this node claims now; else `index`."""
         last = min(index | self._store.window - 1, choice.space.last)
         bits = _occupied(self._store, choice, index, last)
         for at in range(index + 1, last + 1):
@@ -176,8 +176,8 @@ class SearchPlan:
         return index
 
     def _is_claimed_here(self, choice: Choice, index: int) -> bool:
-        """Whether another call of this node is about to claim an address at `index`. If none is, note that this call is
-        about to claim one."""
+        """Whether another call of this node is about to claim an address of `index`. If not, note for other calls that
+        this call is about to claim the addresses."""
         return any(map(self._store.is_claimed_here, _wants(choice, index)))
 
     def _cooling(self, choice: Choice) -> set[int]:
@@ -193,7 +193,7 @@ class SearchPlan:
 
 
 def start_of(rng: Range, owner: Owner, place: int) -> int:
-    """The index where a search begins, by the number `place`. For _LOWEST it is 0, even if `rng` begins higher."""
+    """The index where a search begins for the number `place`. For _LOWEST it is 0, even if `rng` begins higher."""
     if place == _LOWEST:
         return 0
     if place == _NEAR:
@@ -220,7 +220,7 @@ def lowest_free(store: Store, choice: Choice, start: int = 0, avoid: Collection[
 
 
 def _next_open(store: Store, choice: Choice, low: int, high: int) -> int:
-    """The index in low..high + 1 at which the search goes on. The indexes from `low` to the one before are occupied."""
+    """The index from `low` to `high` + 1 at which the search goes on. All indexes from `low` to there are occupied."""
     for i, need in enumerate(choice.needs):
         first, last = choice.values(low)[i], choice.values(high)[i]
         low += store.next_open(need.pool, need.scope, need.rng.family, first, last) - first
@@ -230,7 +230,7 @@ def _next_open(store: Store, choice: Choice, low: int, high: int) -> int:
 
 
 def _occupied(store: Store, choice: Choice, low: int, high: int) -> int:
-    """The bitset of the indexes in low..high that have an address which cannot be claimed: bit i stands for low + i."""
+    """The bitset of the indexes in low..high with an address that cannot be claimed: bit i stands for low + i."""
     bits = 0
     for window in _windows_of(choice, low, high):
         bits |= store.occupied(*window)
@@ -256,7 +256,8 @@ def _indexes(choice: Choice, addresses: Sequence[tuple[int, int]]) -> set[int]:
 
 
 def window_from(rng: Range, at: int, end: int, size: int) -> Span | None:
-    """The window of up to `size` addresses that begins with the first usable address of at..end; None if there is none."""
+    """The window that begins with the first usable address of at..end, up to the next multiple of `size` or to `end`.
+    None if there is no usable address."""
     for low, _ in _clipped(rng, at, end):
         return low, min(low | size - 1, end)
     return None
@@ -276,10 +277,10 @@ def propose(rng: Range, window: Span, occupied: int, avoid: Collection[int] = ()
 
 
 def search_start(rng: Range, node: str, attachment: tuple[str, ...], spread: int = SPREAD) -> int:
-    """The address from which `attachment` on `node` continues its search after another claim took the proposed address.
+    """The address at which `attachment` on `node` continues its search after another claim took the proposed address.
 
-    The result depends only on the arguments. Results are spread evenly over the first `spread` addresses that `rng` may
-    give. For a range that gives no address, the result is `rng.first`.
+    The result is a hash of the arguments, spread evenly over the first `spread` addresses that `rng` may give. For a
+    range that gives no address, the result is `rng.first`.
     """
     key = "\0".join((rng.cidr, node, *attachment)).encode("utf-8", "surrogateescape")
     digest = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big")

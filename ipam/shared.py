@@ -1,8 +1,8 @@
-"""For stores that nodes share: the node's own index of its records by address, and locks of proposed addresses.
+"""For stores that nodes share: the node's index of its records by address, and the locks of proposed addresses.
 
-The index is the folder `held` beside the node's records. It has a symbolic link for each address, whose target names
-the attachment. The search of an ADD reads the index, but then the attachment's record decides: a stale or lost link
-changes no lease. A missing folder is made from the records.
+The index is the folder `held` beside the node's records. It has a symbolic link for each address. The target of the
+link names the attachment. The search of an ADD uses the index only to find a record, so a stale or lost link changes no
+lease. A missing folder is made from the records.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def forget_holder(records: Records, wants: Sequence[Want]) -> None:
 
 
 def holder(records: Records, want: Want) -> Attachment | None:
-    """The attachment that holds the address of `want` according to the node's index of addresses, or None."""
+    """The attachment that holds the address of `want` by the node's index of addresses; None if it has no entry."""
     try:
         _make_folder(records)
         return Attachment(*codec.loads(os.readlink(_link(records, want)).encode()))
@@ -70,7 +70,7 @@ def _make_folder(records: Records) -> None:
 
 
 class ClaimsHere:
-    """The addresses that other attachments of this node hold or are about to claim, whatever the shared store shows.
+    """The addresses that other attachments of this node hold or are about to claim, by records and locks of the node.
 
     `owner` makes the present claim. A call locks each address that it proposes, so other calls propose other addresses.
     """
@@ -80,7 +80,7 @@ class ClaimsHere:
         self._locks: dict[tuple[str, str], HeldLock] = {}
 
     def is_being_claimed(self, want: Want) -> bool:
-        """Whether another call has locked the address of `want`. If none has, lock the address for this call."""
+        """Whether another call has locked the address of `want`. If not, lock the address for this call."""
         place = want.pool, want.text
         if place not in self._locks:
             lock = self._records.try_locked_address(*place)
@@ -90,7 +90,6 @@ class ClaimsHere:
         return False
 
     def release(self) -> None:
-        """Release the locks of all addresses."""
         for lock in self._locks.values():
             lock.release()
 
@@ -120,9 +119,8 @@ class ClaimsHere:
     def refill(self, store: Store, cooldown: int) -> bool:
         """Restore lost records of this node from its leases in the store. Returns whether the owner's is restored.
 
-        This is needed once for a state directory that is younger than the node's leases. The caller holds the lock of
-        the owner's record. Two machines may have one node name: a lease counts only if it names this machine, or the
-        owner's pod and uid.
+        This is needed once after the state directory was lost. The caller holds the lock of the owner's record. Two
+        machines may have one node name. So a lease counts only if it names this machine, or the owner's pod and uid.
         """
         records, owner = self._records, self._owner
         by_attachment: dict[Attachment, list[Lease]] = {}

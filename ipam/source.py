@@ -1,14 +1,14 @@
 """Choose the source of each key's value: the `ipam` block, otherwise the flat file (whereabouts.conf).
 
-The flat file has the values of keys that the block leaves out, also inside `dns` and `kubernetes`
+The flat file gives the values of keys that the block leaves out, also of keys inside `dns` and `kubernetes`
 (whereabouts, pkg/config, GetFlatIPAM and the lines after its call).
 
-The author of a network must not use credentials that only the administrator can read, nor learn about hosts that the
-node's policy does not let networks name. So a block that names a store of its own
+The author of a network must not use credentials that only the administrator can read, and must not learn about hosts
+that the node's policy does not allow. So a block that names a store of its own
 
 - must have all keys of etcd (server, prefix and credentials) if one of them differs from the flat file. A kubeconfig
-  is one file with server and credentials, so it needs no other key;
-- may name only files below `configRoots` of the node's policy, and hosts of etcd in `storeHosts`.
+  has server and credentials in one file, so it needs no other key;
+- may name only files below `configRoots` of the node's policy, and etcd hosts in `storeHosts` of the policy.
 
 `Source.borrowed` has the faults of a block that breaks these rules.
 """
@@ -36,7 +36,7 @@ PATHS = (
 )
 """The paths of the flat file; the first that exists is used."""
 
-_LIMIT = 1 << 20  # bytes; a network's author may choose the flat file, so no device, FIFO or endless file is read
+_LIMIT = 1 << 20  # bytes; a network's author may choose the flat file, so the file may be a device or endless
 _FORMER_CONFIG_ROOTS = ("/etc/cni", "/etc/kubernetes", "/host/etc/cni", "/host/etc/kubernetes")  # in version 0.1.0
 _HIDDEN = "(not shown)"
 _COMMON = 2  # characters: many messages contain a text of at most this length by chance
@@ -85,11 +85,11 @@ OF_NODE = Files()
 class Source:
     """The `ipam` block and the flat file of a configuration.
 
-    `path` is the flat file's, or "" when none of the paths `searched` exists. `notes` are log texts about keys without
-    effect. A flat file that the block chose may belong to anyone: faults and errors name its keys, but not its values.
-    `borrowed` are the faults of a block that names a store which its author may not use; they prevent a new attachment.
-    An existing attachment (`is_new` false) must find its store again: then the source of each key is chosen
-    separately, as in version 0.1.0.
+    `path` is the path of the flat file, "" when none of the paths `searched` exists. `notes` are log texts about keys
+    without effect. A flat file that the block chose may belong to anyone, so faults and errors name its keys, but not
+    its values. `borrowed` are the faults of a block that names a store which its author may not use. They prevent a new
+    attachment. An existing attachment (`is_new` is false) must find its store again. So the source of each key is then
+    chosen separately, as in version 0.1.0.
     """
 
     def __init__(self, block: dict[str, Any], files: Files, faults: list[Fault], is_new: bool = True) -> None:
@@ -124,7 +124,7 @@ class Source:
         self._from_file = {name for name in self._flat if self._is_of_flat_file(name, is_apart)}
 
     def fill(self, target: object, table: Sequence[Key], faults: list[Fault]) -> None:
-        """Set an attribute of `target` for each key in `table`: the value in flat file or block, else the default."""
+        """Set the attribute of each key in `table` on `target`: the value in flat file or block, else the default."""
         values = {key.attribute: key.default for key in table}
         for key in table:
             is_of_file = key.name in self._from_file
@@ -139,7 +139,7 @@ class Source:
         vars(target).update(values)
 
     def follow(self, target: object, table: Sequence[Key], faults: list[Fault]) -> None:
-        """Resolve the links of each path in `target`. A path that the node's policy forbids is a fault."""
+        """Resolve the links of each path in `target`. A path that the node's policy forbids becomes a fault."""
         for key in table:
             if key.name not in ROOTS or key.name == "configuration_path":
                 continue
@@ -155,8 +155,8 @@ class Source:
             setattr(target, key.attribute, value)
 
     def _log_file(self, path: str) -> str:
-        """`path` with its links resolved, since opening the log file follows none. For a forbidden path, add a note to
-        `notes` and return ""."""
+        """`path` with its links resolved, since the log file is opened without following links. For a forbidden path,
+        add a note to `notes` and return ""."""
         try:
             return self._files.follow(path, "" if "log_file" in self._from_file else ROOTS["log_file"])
         except ValueError as fault:
@@ -188,7 +188,7 @@ class Source:
 
     @property
     def whole(self) -> str:
-        """The key of a fault of the flat file as a whole."""
+        """The name, in place of a key, for a fault of the whole flat file."""
         return _whole(self.path)
 
     def is_of_node(self, name: str) -> bool:
@@ -196,14 +196,14 @@ class Source:
         return name in self._from_file and not self._is_chosen
 
     def hide(self, faults: list[Fault]) -> None:
-        """If the block chose the flat file, remove the file's values, and texts made from them, from `faults`."""
+        """If the block chose the flat file, replace the values in its faults, and the texts that may contain values."""
         for fault in faults:
             if self._is_chosen and fault.key.startswith(f"{self.path}: ") and fault.value != _HIDDEN:
                 fault.value = _HIDDEN
                 fault.wanted = "is wrong, or does not fit the other keys: see the file and docs/reference.md"
 
     def hidden(self, target: object, table: Sequence[Key]) -> list[str]:
-        """Texts that no error may show: values in `target` from a flat file that the block chose; the longest first."""
+        """Texts that no error may show, the longest first: values in `target` from a flat file that the block chose."""
         if not self._is_chosen:
             return []
         found: set[str] = set()
@@ -215,11 +215,11 @@ class Source:
         return sorted((text for text in found if len(text) > _COMMON), key=len, reverse=True)
 
     def where(self, name: str) -> str:
-        """The name of a key, or of a member such as exclude[3], for messages: "ipam.NAME" or "PATH: NAME"."""
+        """The name of the key (or of a member, such as exclude[3]) `name` for messages: "ipam.NAME" or "PATH: NAME"."""
         return f"{self.path}: {name}" if name.partition("[")[0] in self._from_file else f"ipam.{name}"
 
     def node_name(self, environ_name: str) -> str:
-        """The node's name: `environ_name`, else the text in configuration_path/nodename, else the host name."""
+        """The node's name: `environ_name`, else the content of configuration_path/nodename, else the host name."""
         name = environ_name.strip()
         directory = self._flat.get("configuration_path")
         if not name and directory and isinstance(directory, str):
@@ -230,7 +230,7 @@ class Source:
         return name or self._files.host_name()
 
     def _flat_file(self, faults: list[Fault]) -> tuple[str, dict[str, Any]]:
-        """The first of the paths `searched` that exists and the JSON object in this file; "" and {} if none exists."""
+        """The first existing path in `searched`, and the JSON object in this file; ("", {}) if no path exists."""
         for path in self.searched:
             try:
                 data = self._files.load(path)
@@ -244,7 +244,7 @@ class Source:
         return "", {}
 
     def _followed(self, key: str, path: str, roots: str, faults: list[Fault]) -> str:
-        """`path` with its links resolved; if this fails or is forbidden, add a fault for `key` and return `path`."""
+        """`path` with its links resolved. If this fails or is forbidden, add a fault of `key`, and return `path`."""
         try:
             return self._files.follow(path, roots)
         except ValueError as fault:
@@ -252,13 +252,13 @@ class Source:
             return path
 
     def _formerly(self, path: str) -> str:
-        """`path`, resolved, if version 0.1.0 let networks name it and the policy leaves configRoots unset; else ""."""
+        """The resolved `path` if version 0.1.0 allowed it and the policy does not set configRoots; otherwise ""."""
         resolved = OF_NODE.follow(path)
         is_below = any(kernel_files.is_below(resolved, root) for root in _FORMER_CONFIG_ROOTS)
         return resolved if is_below and policy.current().configRoots is policy.CONFIG_ROOTS else ""
 
     def _left_out(self) -> list[Fault]:
-        """[a fault] if an etcd key of the block differs from the flat file's and another one is missing; else []."""
+        """[a fault] if an etcd key of the block differs from the flat file, and the block lacks another; else []."""
         if not self._brings:
             return []
         known = [name for name in ETCD if name == "etcd_host" or name in self._flat]
@@ -281,8 +281,8 @@ class Source:
             self.borrowed.append(Fault(f"ipam.{name}", self._block[name], wanted))
 
     def _is_of_flat_file(self, name: str, is_apart: bool) -> bool:
-        """Whether the value of `name` comes from the flat file. If the block names its own etcd, an etcd key does so
-        only if the block lacks this key and the source of each key is chosen separately (`is_apart`)."""
+        """Whether the value of `name` comes from the flat file. If the block names its own etcd, an etcd key comes from
+        the flat file only if the block lacks the key and `is_apart` is true (an existing attachment)."""
         if name in NOT_FROM_FLAT_FILE:
             return False
         is_left_out = _is_left_out(self._block.get(name))
@@ -293,7 +293,7 @@ class Source:
 
 
 class _FileFault(Fault):
-    """A fault of the flat file as a whole. The text has the path but not the content, which may belong to anyone."""
+    """A fault of the whole flat file. The text has the file's path, but not its content, which may belong to anyone."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(_whole(path), None, reason)
@@ -320,7 +320,7 @@ def _object(data: bytes) -> dict[str, Any]:
 
 
 def _flattened(document: dict[str, Any], prefix: str, faults: list[Fault]) -> dict[str, Any]:
-    """`document` with the keys of nested objects as "object.key"; all keys are spelled as in ipam.keys."""
+    """`document` with the keys of nested objects written "object.key", and all keys spelled as in ipam.keys."""
     flat = _spelled({name: value for name, value in document.items() if "." not in name})
     for name in NESTED:
         nested = flat.pop(name, None)
@@ -332,8 +332,8 @@ def _flattened(document: dict[str, Any], prefix: str, faults: list[Fault]) -> di
 
 
 def _spelled(document: dict[str, Any]) -> dict[str, Any]:
-    """`document` with its keys spelled as in ipam.keys. Of keys that differ only in case, the exactly spelled one
-    counts, else the first."""
+    """`document` with its keys spelled as in ipam.keys. Of keys that differ only in case, the exactly spelled key
+    counts. Without such a key, the first key counts."""
     found: dict[str, Any] = {}
     for name, value in document.items():
         spelled = SPELLED.get(name.lower(), name)

@@ -21,7 +21,7 @@ from ipam.upkeep import free_earlier_boots
 def status(request: Request, records: Records) -> None:
     """Search the store for the addresses that an ADD would claim. Raises NotAvailable when that ADD would fail.
 
-    STATUS also fails if no store is configured, since its callers run Kubernetes pods, whose ADD then fails.
+    STATUS also fails if no store is configured. Its callers run Kubernetes pods, and the ADD of a pod fails then.
     """
     config, group = configured_rail(request, records.log)
     permit(config, group)

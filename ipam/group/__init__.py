@@ -1,1 +1,1 @@
-"""Rail groups: a container gets addresses with the same index on all rails of its group."""
+"""Rail groups: a pod gets addresses with the same index on all rails (NICs, each with a subnet) of a group."""

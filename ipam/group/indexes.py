@@ -1,4 +1,4 @@
-"""One index for a pod on all rails of a group: the indexes that a group can give, and their addresses. No I/O.
+"""The indexes that a group of rails can give to pods, and the addresses of each index. No I/O.
 
 A rail is one NIC of every node, with a subnet. The index n of a pod stands for the address n of every range of every
 rail, counted from the start of the CIDR: with 192.168.0.0/24 and 192.168.1.0/24, index 5 is 192.168.0.5 and 192.168.1.5.
@@ -26,10 +26,10 @@ MOST_ADDRESSES = 48  # the most of a group: one transaction claims them all, and
 
 
 class Group:
-    """A group of rails, as one network of the group defines it: the needs of all rails, and the indexes common to all.
+    """A group of rails, as one network of the group defines it.
 
-    `index` is the number of the network's own rail, `own` has the needs of this rail, `needs` those of all rails.
-    `space` has the address indexes that all rails can give, as a range that begins at 0.
+    `needs` has the needs (ipam.rules.Need: an address to lease) of all rails, `own` those of the network's own rail.
+    `index` is the number of this rail. `space` has the address indexes that all rails can give, as a range from 0.
     """
 
     def __init__(self, name: str, rails: Sequence[Sequence[Need]], index: int) -> None:
@@ -50,11 +50,11 @@ class Group:
         return {**store_ref, "pools": self.pools()} if "pools" in store_ref else store_ref
 
     def of_own(self, values: list[int]) -> list[int]:
-        """The part of `values` for the needs of the network's own rail; `values` has an address for each of `needs`."""
+        """The addresses of the network's own rail among `values`, which has an address for each of `needs`."""
         return values[self._before : self._before + len(self.own)]
 
     def ask(self, index: int) -> None:
-        """Make the claim take this index: request its address for each need."""
+        """Request the addresses of this index, one for each need, so that the claim takes the index."""
         for need in self.needs:
             need.requested = need.rng.at(index)
 
@@ -83,7 +83,7 @@ class Group:
         return index if index is not None and self.space.usable(index) else None
 
     def exhausted(self, free: int, waiting: str) -> Exhausted:
-        """The error when no index is free. `waiting`: text about indexes whose address is in use without a lease."""
+        """The error when no index is free. `waiting` is a text about indexes with addresses in use without a lease."""
         return Exhausted(
             f"rail group {self.name} is exhausted: each of its {self.space.size()} indexes is in use on one of its rails or"
             f" more{waiting}. Delete attachments or enlarge the ranges; `railcni ipam leases` shows who holds them",
@@ -92,7 +92,7 @@ class Group:
 
 
 def rail_of(network: dict[str, Any]) -> Rail:
-    """The key `rail` of the network configuration `network`, which must have it. Raises InvalidConfig for a fault."""
+    """The checked key `rail` of the configuration `network`, which must have the key. Raises InvalidConfig."""
     faults: list[Fault] = []
     found = rails_key.read(network, faults)
     refuse(faults)
@@ -109,10 +109,10 @@ def group_of(rail: Rail, config: IpamConfig) -> Group:
 
 
 def needs_of(rail: Rail, config: IpamConfig, faults: list[Fault]) -> list[list[Need]]:
-    """The needs of each rail, by rail number. Faults of rail.ranges and of the group are added to `faults`.
+    """The list of needs of each rail, by rail number. Faults of rail.ranges and of the group are appended to `faults`.
 
-    The ranges of the network's own rail do not give the next hops of its routes. The next hops of other rails are not
-    known here, so rail.ranges must exclude them.
+    The ranges of the network's own rail exclude the next hops of its routes. The next hops of other rails are not known
+    here, so rail.ranges must exclude them.
     """
     next_hops = [parse_address(route.gw) for route in config.routes if route.gw]
     scope = config.network_name if config.overlap else None

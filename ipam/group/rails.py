@@ -3,8 +3,8 @@
 The addresses of all rails are leased together to the container. The first rail's ADD claims them in one step, all or
 none, so an index that is taken on one rail is given on no rail. The ADDs of the other rails find their addresses
 leased. The last rail's DEL releases all. The leases have the network "@GROUP" and the ifname "rails of GROUP", which
-no network and no link can have. Under these names the node keeps a record of the group, with its own lock: the record
-of ipam.leases with two more members:
+no network and no link can have. Under these names the node keeps a record of the group, with its own lock. The record
+has the members that ipam.leases lists, and two more:
 
     members    [network, ifname, rail, time of the ADD in ns since 1970] of each rail with an ADD and no DEL yet
     complete   true when all addresses are claimed; the ADD of a member returns only then
@@ -16,12 +16,12 @@ The order of the writes lets a later call finish the work of a killed call:
 
 Until the claim is complete, the index may change. After that it stays the same while another rail is a member.
 
-If the record is lost, DEL makes it again from the records of the container's links, without addresses: these are in the
-store. The addresses of all rails then still stay until the last rail's DEL. This is why railcni's plugins must make all
-links of a pod in a group: if other plugins made them, or the records of the links are lost too, nothing shows which
-rails are attached. Then each DEL frees the container's leases on its own rail. If the store cannot be reached, such a
-DEL records no pending release, since a later release could free addresses that are in use by then. The agent or
-`railcni ipam reclaim` frees the rest when the namespace is gone.
+If the record is lost, DEL makes it again from the records of the container's links. The new record has no addresses,
+since the store has them. So the addresses of all rails still stay until the last rail's DEL. If other plugins made the
+links, or the records of the links are lost too, nothing shows which rails are attached. So railcni's plugins should
+make all links of a pod in a group. Without these records each DEL frees the container's leases on its own rail. If the
+store cannot be reached, such a DEL records no pending release, since a later release could free addresses that are in
+use by then. The agent or `railcni ipam reclaim` frees the remaining leases when the namespace is gone.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ Member: TypeAlias = "list[Any]"
 
 
 def attachment_of(group: str, container_id: str) -> Attachment:
-    """The attachment that has a container's leases on all rails of `group`. Its network and ifname cannot be those of
-    a network and a link."""
+    """The attachment that owns a container's leases on all rails of `group`. No real network and link can have its
+    network name and ifname."""
     return Attachment(f"{GROUP}{group}", container_id, f"rails of {group}")
 
 
@@ -67,7 +67,7 @@ def holder_of(request: Request) -> Attachment | None:
 
 
 def read(attachment: Attachment, records: Records) -> dict[str, Any] | None:
-    """The record of the rail group that `attachment` stands for; None when it is missing or damaged."""
+    """The record of a rail group, with `attachment` from `attachment_of`; None when it is missing or damaged."""
     record = read_record(attachment, records)
     if record is None:
         return None
@@ -82,7 +82,7 @@ def is_sound(entry: Any) -> bool:
 
 
 def listed(record: dict[str, Any] | None) -> list[Member]:
-    """The well-formed members of a rail group's record; [] for any other record or None."""
+    """The well-formed entries of `members` in a rail group's record; [] for any other record, and for None."""
     entries = (record or {}).get("members")
     return [entry for entry in entries if is_sound(entry)] if isinstance(entries, list) else []
 
@@ -90,7 +90,7 @@ def listed(record: dict[str, Any] | None) -> list[Member]:
 def of_links(group: str, container_id: str, records: Records) -> list[Member] | None:
     """The container's rails in `group`, from the records of railcni's link plugins; None when a record is unreadable.
 
-    [] does not mean that the container has no rail: other link plugins keep no such records, and records may be lost.
+    Even if the result is [], the container may have rails: other link plugins keep no records, and records may be lost.
     """
     found: list[Member] = []
     faults: list[Fault] = []
@@ -111,12 +111,12 @@ def of_links(group: str, container_id: str, records: Records) -> list[Member] | 
 
 
 def users(owner: Attachment, record: dict[str, Any] | None) -> list[Attachment]:
-    """The attachments whose links use the addresses of `owner`: the rails of a group, otherwise `owner` itself."""
+    """The attachments whose links use the addresses of `owner`: the rails if `record` is of a group, else `owner`."""
     return [Attachment(entry[0], owner.container_id, entry[1]) for entry in listed(record)] or [owner]
 
 
 def others(record: dict[str, Any] | None, attachment: Attachment) -> list[Member]:
-    """The members in a rail group's record other than `attachment`; [] after the release of all addresses has begun."""
+    """The rails in a rail group's record, except `attachment`; [] after the release of all addresses has begun."""
     listed = record["members"] if record and not record["pending"] else []
     return [m for m in listed if (m[0], m[1]) != (attachment.network, attachment.ifname)]
 
@@ -129,8 +129,8 @@ def has(record: dict[str, Any] | None, attachment: Attachment) -> bool:
 
 
 def add(group: Group, config: IpamConfig, records: Records) -> tuple[dict[str, Any], list[int]]:
-    """Lease addresses on all rails, unless the container has them. Returns the reference to the store and the addresses
-    of this rail. Raises InvalidConfig when the network conflicts with the container's other rails."""
+    """Lease the container's addresses on all rails, unless they are leased already. Returns the reference to the store
+    and the addresses of this rail. Raises InvalidConfig when the network conflicts with the container's other rails."""
     store_ref, attachment, owner = group.ref_of(config), config.request.attachment, owner_of(config)
     shared = owner.attachment = attachment_of(group.name, attachment.container_id)
     _ask(group, config)
@@ -176,7 +176,7 @@ def _check(group: Group, record: dict[str, Any] | None, others: Sequence[Member]
 
 
 def narrowed(store_ref: dict[str, Any], group: Group) -> dict[str, Any]:
-    """`store_ref` with the pools of the network's own rail alone."""
+    """A copy of `store_ref` with only the pools of the network's own rail."""
     return {**store_ref, "pools": sorted({need.pool for need in group.own})} if "pools" in store_ref else store_ref
 
 
@@ -204,10 +204,10 @@ def _ask(group: Group, config: IpamConfig) -> None:
 def _held(
     group: Group, store_ref: dict[str, Any], owner: Owner, record: dict[str, Any], config: IpamConfig, log: Log
 ) -> list[int] | None:
-    """The addresses of all rails, from the record of a complete claim; None if the record lacks an address that the
+    """The addresses of all rails, from the record of a complete claim. None if the record lacks an address that the
     group needs, or if this rail's leases are lost or outdated.
 
-    Only this rail's pools are read: a complete claim was made in one step, so the leases of one rail stand for all.
+    Only this rail's pools are read. A complete claim was made in one step, so the leases of one rail stand for all.
     """
     found = recorded_leases(owner.attachment, record)
     index, places = _index(group, found), {lease.place for lease in found}
@@ -288,11 +288,8 @@ def leave(
     cooldown: int,
     records: Records,
 ) -> dict[str, Any] | None:
-    """Remove the rail `attachment` from the record of its group `shared`. Returns the record if no rail is left, else
-    None.
-
-    `group`, from the configuration, is needed only if `record` is None.
-    """
+    """Remove the rail `attachment` from the record of its group `shared`. If no rail is left, return the record, whose
+    leases the caller must release; otherwise None. If `record` is None, `group` must be given."""
     if record is None:
         links = of_links(shared.network.removeprefix(GROUP), shared.container_id, records)
         if not links:
@@ -319,7 +316,7 @@ def leave(
 def _release_own(
     shared: Attachment, group: Group, store_ref: dict[str, Any], seconds: float, records: Records, cooldown: int
 ) -> None:
-    """Free only the container's leases on this network's rail, since no record shows which other rails are attached."""
+    """Free the container's leases on this network's rail alone. No record shows whether other rails are attached."""
     pools = {need.pool for need in group.own}
     try:
         restore = restorer(store_ref, records)
@@ -384,8 +381,8 @@ def differences(group: Group, config: IpamConfig, given: Mapping[tuple[int, int]
 
 
 def gc(collection: GcPass, groups: Sequence[tuple[Attachment, dict[str, Any]]]) -> None:
-    """Remove the rails that the runtime does not list from the records `groups` of all rail groups, if they are on the
-    network of `collection` (the GC); then free the leases of groups without rails."""
+    """Remove rails of the network of `collection` (the GC) from the records `groups` of all rail groups, if the runtime
+    does not list them. Then free the leases of groups without rails."""
     for shared, record in groups:
         mine = [Attachment(m[0], shared.container_id, m[1]) for m in listed(record) if m[0] == collection.network]
         pending = record.get("pending") is True
@@ -418,11 +415,8 @@ def _gc_one(shared: Attachment, collection: GcPass) -> None:
 
 
 def _is_gone(entry: Member, shared: Attachment, collection: GcPass) -> bool:
-    """Whether GC may remove the rail `entry` of the group `shared`: it is older than the GC, not in the runtime's list,
-    and has no recorded link.
-
-    False while another operation holds the lock of the rail's link.
-    """
+    """Whether GC may remove the rail `entry` from the record of the group `shared`: it is older than the GC, not in the
+    runtime's list, and without a record of its link. False while another operation holds the lock of the link."""
     attachment = Attachment(entry[0], shared.container_id, entry[1])
     is_listed = entry[0] != collection.network or attachment in collection.valid
     if is_listed or not collection.began.is_after(entry[3]):

@@ -25,8 +25,7 @@ FILES = ("kubeconfig", "ca", "cert", "key")  # members of a reference that are p
 def ref_of(config: IpamConfig) -> dict[str, Any]:
     """The reference to the store of `config`, for `open_store`. A record keeps the reference without SECRETS.
 
-    If the network may not name this store, the member `borrowed` has the reason; then only `joined` accepts the
-    reference.
+    If the network may not name this store, the member `borrowed` has the reason. `open_store` refuses such a reference.
     """
     store_ref = _ref_of(config)
     return {**store_ref, "borrowed": config.borrowed} if config.borrowed else store_ref
@@ -61,9 +60,9 @@ def _ref_of(config: IpamConfig) -> dict[str, Any]:
 
 
 def locate(config: IpamConfig, network: str, take: bool, seconds: float = 0) -> None:
-    """Replace the range of `config` by this node's slice of it, if the network has node slices.
+    """If the network has node slices, replace the range of `config` by this node's slice of the range.
 
-    `take`: assign a free slice to a node that has none. `seconds` limit each request; 0 means SHARED_SECONDS.
+    If `take` is true, a node without a slice gets a free slice. `seconds` limit each request; 0 means SHARED_SECONDS.
     """
     if config.node_slice_size and config.datastore == "kubernetes" and config.ranges:
         from ipam.stores.ippool.slices import narrow  # most networks give nodes no slices
@@ -78,10 +77,10 @@ def open_store(
     seconds: float = 0,
     warn: Callable[[str], object] = lambda text: None,
 ) -> Store:
-    """The store with the reference `store_ref`. It opens nothing yet. FileStore explains `use` and `restore`.
+    """The store with the reference `store_ref`. Files and connections are opened later. See FileStore for `use`.
 
-    `seconds` limit each request to a store that nodes share; 0 means SHARED_SECONDS. For a store in an API server,
-    `restore` is the parameter `known` of ObjectStore. `warn` is called with each warning for the administrator.
+    `seconds` limit each request to a store that nodes share; 0 means SHARED_SECONDS. `restore` is the parameter of
+    FileStore, or the parameter `known` of ObjectStore. `warn` is called with each warning for the administrator.
     """
     kind, path = store_ref.get("kind"), store_ref.get("path")
     if store_ref.get("borrowed"):
@@ -125,10 +124,9 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 def joined(recorded: dict[str, Any], store_ref: dict[str, Any] | None) -> dict[str, Any]:
     """The reference with which to open the store of a record: `recorded`, completed by the configured `store_ref`.
 
-    If the two mean different stores, the result is `recorded`. If they mean one store, it is `store_ref` with the pools
-    of both, unless the network may not name this store (`store_ref` has the member `borrowed`). Then it is `recorded`;
-    only if both have the same etcd user, the password of `store_ref` is added, and endpoints that `store_ref` does not
-    name are left out.
+    If the two mean one store, the result is `store_ref` with the pools of both. If they mean different stores, it is
+    `recorded`. It is also `recorded` if the network may not name this store (`store_ref` has the member `borrowed`). If
+    both then have the same etcd user, the password of `store_ref` is added, and only endpoints in both are kept.
     """
     if not store_ref or not same(recorded, store_ref):
         return recorded
@@ -144,7 +142,7 @@ def joined(recorded: dict[str, Any], store_ref: dict[str, Any] | None) -> dict[s
 
 
 def reached(recorded: dict[str, Any], config: IpamConfig) -> dict[str, Any]:
-    """The reference `recorded`, completed by that of `config` (by a password, for example) if both mean one store."""
+    """The reference `recorded`, completed by `config` (see `joined`) if both name the same kind of shared store."""
     if not is_shared(recorded) or config.datastore != recorded.get("kind"):
         return recorded
     return joined(recorded, ref_of(config))
@@ -156,7 +154,7 @@ def is_shared(store_ref: dict[str, Any]) -> bool:
 
 
 def endpoint(text: str, tls: bool) -> ServerAddress:
-    """The etcd endpoint in `text`, [scheme://]host[:port]. Without a scheme, `tls` tells whether to use TLS."""
+    """The etcd endpoint `text`, [scheme://]host[:port]. If there is no scheme, `tls` tells whether to use TLS."""
     from ipam.stores.etcd import client  # other stores have no endpoints
 
     return client.endpoint(text, tls)

@@ -1,8 +1,8 @@
 """The contract of every store of leases.
 
-An address has at most one lease in its pool, and at most one in its reservation scope, across all pools of that
-scope. So overlapping ranges give no address twice. `claim` makes all leases of its `wants`, or none. `release` may free
-some leases before an error: the caller then keeps its record and calls again.
+An address has at most one lease in its pool, and at most one in its reservation scope, which spans several pools. So
+overlapping ranges give no address twice. `claim` makes all leases of its `wants`, or none. `release` may free some
+leases before an error. The caller then keeps its record and calls `release` again.
 
 Processes and nodes may share a store. A session (`Store.session`) only saves time. Correctness depends on `claim`
 alone, which may answer Taken.
@@ -28,9 +28,9 @@ FORMER = 10_000  # former addresses that a store remembers; the oldest are forgo
 
 
 lease_files: dict[tuple[str, int], Any] | None = None
-"""The open, unlocked lease files of a warm worker (a process for many calls), by (path, use); None elsewhere."""
+"""The open, unlocked lease files of a warm worker, by (path, use). None in a process that serves one call."""
 connections: dict[Any, Any] | None = None
-"""The open connections of a warm worker, by the keys of Client.kept (ipam.stores.http); None elsewhere."""
+"""The open connections of a warm worker, by the keys of http.Client.kept. None in a process that serves one call."""
 at_end: list[Callable[[], None]] = []
 """The functions that a warm worker calls at the end of each call. Each function keeps or closes a connection."""
 
@@ -65,11 +65,11 @@ class Denied(InvalidConfig):
 
 
 class Pauses:
-    """The pauses between attempts that fail temporarily or lose to other writers, until `deadline` (time.monotonic).
+    """The pauses between repeated attempts at a request or a change, until `deadline` (time.monotonic).
 
-    A pause doubles from `first` up to `longest` seconds. To spare a slow server, it is at least half as long as the last
-    attempt. A random factor changes each pause. Pauses become shorter near the deadline, so the change that has waited
-    longest wins against newer changes. If `first` is 0, there is no pause before the second attempt.
+    The pauses double from `first` up to `longest` seconds. To spare a slow server, a pause is at least half as long as
+    the last attempt. A random factor changes each pause. Pauses become shorter near the deadline, so the change that
+    has waited longest wins against newer changes. If `first` is 0, there is no pause before the second attempt.
     """
 
     def __init__(self, deadline: float, first: float = 0.02, longest: float = 1.0) -> None:
@@ -80,8 +80,8 @@ class Pauses:
         self._longest = longest
 
     def wait(self, more: float = 0.0) -> bool:
-        """Make the next pause, `more` seconds longer, and return True. Return False at once if no time would be left
-        for another attempt."""
+        """Make the next pause, longer by `more` seconds, and return True. If no time would be left for another attempt,
+        return False at once."""
         now = time.monotonic()
         left = self._deadline - now
         if self._pause:
@@ -102,10 +102,10 @@ class Pauses:
 class Survey:
     """The readings of a store that an ADD needs before it chooses an address.
 
-    `own`: the leases of the attachment. `pods`: the leases of the pod's namespace, name and ifname, with any uid; some
-    stores find only those with a record on this node, which suffices, since a pod gets a new sandbox only on its node.
-    `former`: (family, value) of the ifname's addresses in a former pod of this name; [] if names of its kind do not
-    return (ipam.leases.returns). `near_full`: the first of the windows has little room: begin the search elsewhere.
+    `own` are the leases of the attachment. `pods` are the leases of the pod's namespace, name and ifname, with any uid.
+    Some stores find only leases with a record on this node: enough, since a pod gets a new sandbox only on its node.
+    `former` has the addresses (family, value) that a former pod of this name had on the ifname, if pods can reuse names
+    (ipam.leases.returns). If `near_full` is true, the first window has little room: begin the search elsewhere.
     """
 
     def __init__(
@@ -127,8 +127,8 @@ class Claimed:
 class Taken:
     """Answer of `claim`: nothing was changed.
 
-    `wants` are the addresses that prevented the claim (see `served.conflicts`). If there are none, others changed the
-    store at the same time: the same claim may succeed next time.
+    `wants` are the addresses that prevented the claim (see `served.conflicts`). If `wants` is empty, others changed the
+    store at the same time, and the same claim may succeed next time.
     """
 
     def __init__(self, wants: list[Want]) -> None:
@@ -138,7 +138,7 @@ class Taken:
 class Unknown:
     """Answer of `claim`: the outcome is unknown until `find`, in a new session, shows it. `reason` is the error.
 
-    `failed`: nothing was changed, and the store will not execute the claim later.
+    If `failed` is true, nothing was changed, and the store will not execute the claim later.
     """
 
     def __init__(self, reason: CniError, failed: bool = False) -> None:
@@ -147,18 +147,17 @@ class Unknown:
 
 
 class Store:
-    """A store of leases. Any method may raise a CniError that names the store; only `release` may then have made
-    changes.
+    """A store of leases. Any method may raise a CniError that names the store; only `release` may then have changed it.
 
     Each store implements `record`, and for its leases find, holder, claim, release, pools and `_page`. The search for a
     free address calls survey, occupied, next_open and cooling. Only some stores need the other methods.
 
-    Each method begins a session of its own unless the caller is in a session. While there is room, a store remembers
-    the last address of a pod that may return under its name (ipam.leases.returns): the pod gets it again if it is free.
-    The store also remembers the former pod of a freed address: no other pod gets the address for `cooldown` seconds.
+    Each method begins its own session unless the caller is in a session. While there is room, a store remembers the
+    last address of a pod whose name a later pod may get (ipam.leases.returns), and gives it to this later pod. It also
+    remembers the former pod of a freed address. No other pod gets the address for `cooldown` seconds.
 
-    `is_claimed_here(want)`: whether another call of this node is about to claim the address. If none is, the function
-    notes that this call is. So simultaneous calls of one node choose different addresses.
+    `is_claimed_here(want)` tells whether another call of this node is about to claim the address. If not, the function
+    notes that this call is about to claim it. So simultaneous calls of one node choose different addresses.
     """
 
     kind = ""
@@ -179,7 +178,7 @@ class Store:
         raise NotImplementedError
 
     def session(self) -> Store:
-        """A context manager: within it the store reuses its readings, and excludes other processes if it has locks."""
+        """A `with` block in which the store reuses its readings. A store with locks excludes other processes in it."""
         return self
 
     def __enter__(self) -> Store:
@@ -204,34 +203,34 @@ class Store:
         """End the outermost session, also after `_begin` has failed."""
 
     def take_locks(self) -> None:
-        """Take the locks that serialize this node's sessions now, instead of at the first reading of the session."""
+        """Take the locks that serialize this node's sessions. By default the first reading of a session takes them."""
 
     def settle(self, attachment: Attachment, sequence: int) -> None:
-        """Make each claim of `attachment` with this or a lower `sequence` fail, even if its request is in transit."""
+        """Make each claim of `attachment` with this or a lower `sequence` fail, even a claim that has yet to arrive."""
 
     def ready(self, wants: Sequence[Want] = ()) -> None:
-        """Raise CniError if the store could not write new leases for `wants`. The store is not changed."""
+        """Raise CniError if the store could not write new leases for `wants`. Does not change the store."""
 
     def find(self, attachment: Attachment) -> list[Lease]:
         """The leases of an attachment, sorted by pool and address."""
         raise NotImplementedError
 
     def cooling(self, pool: str, scope: str | None, family: int, low: int, high: int, owner: Owner) -> Collection[int]:
-        """The addresses in low..high, as integers, in their cooldown, except those that the pod of `owner` freed."""
+        """The addresses (integers) from `low` to `high` in their cooldown, except those that the owner's pod freed."""
         raise NotImplementedError
 
     def survey(self, owner: Owner, windows: Sequence[Window], new: bool) -> Survey:
         """The first readings of an ADD, in few requests. `windows` are those that `occupied` will probably read next.
 
-        `new`: the attachment has never had a lease. Then readings may be a moment old, since a claim finds later
-        changes.
+        If `new` is true, the attachment has never had a lease. Then readings may be a moment old, since the claim fails
+        if the address was leased meanwhile.
         """
         raise NotImplementedError
 
     def finish_by(self, deadline: float = float("inf"), hurries: bool = False) -> None:
         """End all requests by `deadline` (time.monotonic). Only a store behind a server makes requests.
 
-        `hurries`: fail at the first refused connection, for a caller that can record the release as pending.
+        If `hurries` is true, fail at the first refused connection, since the caller leaves the release for later.
         """
 
     def holder(self, want: Want) -> Lease | None:
@@ -239,32 +238,32 @@ class Store:
         raise NotImplementedError
 
     def occupied(self, pool: str, scope: str | None, family: int, low: int, high: int) -> int:
-        """The bitset of the addresses in low..high (within one window) that cannot be claimed: bit i is for low + i."""
+        """The bitset of the addresses in low..high (within one window) that cannot be claimed: bit i means low + i."""
         raise NotImplementedError
 
     def next_open(self, pool: str, scope: str | None, family: int, value: int, high: int) -> int:
-        """The address in value..high + 1 at which a search can go on; no address before it can be claimed."""
+        """The address from `value` to `high` + 1 at which a search can go on. All addresses before it are occupied."""
         raise NotImplementedError
 
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:
         """Lease all `wants` to `owner` and free the leases `instead_of` in one step, or change nothing.
 
-        The cooldown of freed addresses begins. A claim has the addresses of one attachment, or of one index of a group
-        of rails (ipam.group.indexes): up to 48.
+        The cooldown of freed addresses begins. `wants` are the addresses of one attachment, or of one index of a group
+        of rails: at most 48 (ipam.group.indexes.MOST_ADDRESSES).
         """
         raise NotImplementedError
 
     def release(self, leases: Sequence[Lease]) -> int:
-        """Free those of `leases` that are unchanged in the store; return how many. May free some before an error."""
+        """Free those `leases` that are unchanged in the store. Returns their number. May free some and then fail."""
         raise NotImplementedError
 
     def forget(self) -> None:
-        """Remove outdated notes on freed addresses and their pods, unless the store does so at each change."""
+        """Remove outdated notes on freed addresses and their pods. Some stores do this at each change instead."""
 
     def leases(self, pool: str | None = None, node: str = "") -> Iterator[Lease]:
-        """Yield the leases of a pool, or of all pools, in any order; with `node` only that node's leases.
+        """Yield the leases of a pool, or of all pools, in any order. With `node`, yield only the leases of this node.
 
-        Leases are read page by page. The attribute `unread` gets a text for each API object that cannot be read.
+        Leases are read page by page. A text for each API object that cannot be read is appended to `unread`.
         """
         for name in [found.name for found in self.pools()] if pool is None else [pool]:
             page = self._page(name, None, node)

@@ -45,11 +45,11 @@ class _TlsSocket(ssl.SSLSocket):
 
 
 class ConnectionLost(OSError):
-    """A request was sent at least in part, but no complete reply came: the server may have served the request."""
+    """A request was sent at least in part, but no complete reply came. The server may have served the request."""
 
 
 class Refused(OSError):
-    """None of the hosts and ports that `dial` tried accepts a connection; `reasons` has a text for each."""
+    """No place (host, port) that `dial` tried accepts a connection. `reasons` has a text for each place."""
 
     def __init__(self, reasons: list[str]) -> None:
         super().__init__(errno.ECONNREFUSED, "; ".join(reasons))
@@ -57,7 +57,7 @@ class Refused(OSError):
 
 
 class Untrusted(OSError):
-    """One side of the connection rejects the other by TLS. `by_peer`: the server rejects the client."""
+    """One side of a TLS connection rejects the other. If `by_peer` is true, the server rejects the client."""
 
     def __init__(self, reason: str, by_peer: bool) -> None:
         super().__init__(errno.EACCES, reason)
@@ -65,8 +65,8 @@ class Untrusted(OSError):
 
 
 def tls_context(authority: str, certificate: str, key: str) -> Any:
-    """The SSLContext from the paths of three PEM files. `authority` "" means the system's authorities, `certificate` ""
-    no client certificate. Raises ValueError, which names the file, when a file cannot be used.
+    """The SSLContext from the paths of three PEM files. If `authority` is "", the system's authorities are used. If
+    `certificate` is "", there is no client certificate. Raises ValueError with the path of a file that cannot be used.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.sslsocket_class = _TlsSocket
@@ -89,8 +89,8 @@ def tls_context(authority: str, certificate: str, key: str) -> Any:
 
 
 class _Replies:
-    """A reader of replies in place of a socket's file, with the methods that HTTPResponse calls. Raises
-    ConnectionResetError when the connection closes within a line or a body of known size."""
+    """A reader of replies, with the methods that HTTPResponse calls on a socket's file. Raises ConnectionResetError
+    when the connection closes within a line or a body of known size."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
@@ -110,7 +110,7 @@ class _Replies:
         return line
 
     def read(self, size: int = -1) -> bytes:
-        """The next `size` bytes; without `size` all until the connection closes."""
+        """The next `size` bytes. If `size` is -1, all bytes until the connection closes."""
         if size > _MOST_BYTES:
             raise _too_much(_MOST_BYTES, "data")
         if size < 0:
@@ -122,7 +122,7 @@ class _Replies:
         return self._take(size)
 
     def close(self) -> None:
-        """Do nothing: `http.client` closes its file after each reply, but this reader also serves later replies."""
+        """Do nothing. `http.client` closes its file after each reply, but this reader also serves later replies."""
 
     def _receive(self, may_end: bool = False) -> bool:
         """Wait for bytes. When the connection closes, return False if `may_end`, else raise ConnectionResetError."""
@@ -175,11 +175,11 @@ class Connection:
         self._replies = _Replies(self._socket)
 
     def makefile(self, _mode: str) -> _Replies:
-        """The reader of replies. HTTPResponse calls this method of the connection, which it gets in place of a socket."""
+        """The reader of replies. HTTPResponse gets this connection in place of a socket, and calls this method."""
         return self._replies
 
     def request(self, method: str, target: str, headers: str, body: bytes, deadline: float) -> tuple[int, bytes]:
-        """Send a request with the lines `headers`; return (status, body). Raises ConnectionLost or Untrusted."""
+        """Send a request with the lines `headers`. Returns (status, body). Raises ConnectionLost or Untrusted."""
         head = f"{method} {target} HTTP/1.1\r\nHost: {self._host}\r\nUser-Agent: {AGENT}\r\n{headers}"
         head += f"Content-Length: {len(body)}\r\n\r\n"
         try:
@@ -209,7 +209,7 @@ class Connection:
         return reply.status, data
 
     def lost(self, fault: OSError) -> ConnectionLost:
-        """Close the connection after `fault`; return the error to raise. Raises Untrusted if TLS was rejected."""
+        """Close the connection after `fault`. Returns the error to raise. Raises Untrusted if a side rejected TLS."""
         self.close()
         _refuse_untrusted(fault)
         why = _why(fault)
@@ -264,8 +264,8 @@ class ServerAddress:
 
 
 class Failed(Exception):
-    """A failed attempt, which may be repeated. `failure` is the error to raise if no attempt succeeds. `sent`: the
-    server may have served the request."""
+    """A failed attempt, which may be repeated. `failure` is the error to raise if no attempt succeeds. If `sent` is
+    true, the server may have served the request."""
 
     def __init__(self, failure: CniError, sent: bool = False) -> None:
         self.failure = failure
@@ -276,7 +276,7 @@ class Client:
     """A client with one connection, which a warm worker keeps for its next call.
 
     `seconds` is the most time for one request with all its attempts; 0 means SHARED_SECONDS. `deadline` is the
-    time.monotonic() at which all requests must have ended. `hurries`: fail at the first connection that cannot be made.
+    time.monotonic() at which all requests must have ended. If `hurries` is true, a failed connection is not repeated.
     """
 
     attempt_seconds = 10.0  # for one endpoint's reply
@@ -293,15 +293,15 @@ class Client:
 
     @property
     def within(self) -> str:
-        """The text " within N s" for messages about a lack of connections; "" if the client `hurries`."""
+        """The text " within N s" for the message that no connection can be made; "" if `hurries` is true."""
         return "" if self.hurries else f" within {self.seconds:g} s"
 
     def unreachable(self, reasons: Sequence[tuple[ServerAddress, str]]) -> CniError:
-        """The error when no connection can be made; `reasons` has a text for each endpoint."""
+        """The error when no connection can be made. `reasons` has a text for each endpoint."""
         raise NotImplementedError
 
     def untrusted(self, fault: Untrusted) -> CniError:
-        """The error when one side of a connection rejects the other by TLS."""
+        """The error when one side of a TLS connection rejects the other."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -323,10 +323,10 @@ class Client:
         self.close()
 
     def kept(self, key: Callable[[], Any]) -> Connection | None:
-        """The open connection, or a usable one that an earlier call of this process has kept; None if there is none.
+        """The open connection, or a usable connection that an earlier call of this process has kept; None without one.
 
-        `key()` returns the key of a kept connection: the server's address and all certificates. If it returns None or
-        raises OSError or ValueError, no connection is kept; a new connection shows the cause of the error.
+        `key()` returns the key of a kept connection: the server's address and all certificates. If it returns None, or
+        raises OSError or ValueError, no connection is kept. The next attempt to connect then reports the error.
         """
         if self._connection is None or self._connection.closed:
             self._connection = None
@@ -346,10 +346,10 @@ class Client:
     def connect_to(
         self, endpoints: Sequence[ServerAddress], context: Callable[[ServerAddress], Any], deadline: float
     ) -> Connection:
-        """A new connection to one of `endpoints`, tried in turn from the present one on (`move_on` selects the next).
+        """Make a connection to one of `endpoints`. They are tried in turn, first the one that `move_on` has selected.
 
         `context` returns the SSLContext of an endpoint. Raises the error of `untrusted` if one side rejects the other,
-        else Failed; but if the client `hurries`, the error of `unreachable` instead of Failed.
+        else Failed. If `hurries` is true, raises the error of `unreachable` instead of Failed.
         """
         turned = [*endpoints[self._at :], *endpoints[: self._at]]
         try:
@@ -373,16 +373,16 @@ class Client:
         raise failure if self.hurries else Failed(failure)
 
     def move_on(self, endpoints: Sequence[ServerAddress]) -> None:
-        """Close the connection for good; the next connection is to the next endpoint."""
+        """Close the connection for good, and select the next endpoint for the next connection."""
         self.drop()
         self._at = (self._at + 1) % len(endpoints)
 
 
 def dial(places: Sequence[tuple[str, int]], seconds: float) -> tuple[int, socket.socket]:
-    """Connect to the first of `places`, each (host, port), that accepts; return (index of the place, socket).
+    """Connect to the first of `places`, each (host, port), that accepts. Returns (index of the place, socket).
 
     The first round tries each place for at most 0.25 s, so that a dead machine does not delay the next place longer.
-    The second round tries again the places that did not answer. Raises Refused after `seconds`, or when all places have
+    The second round repeats the places that did not answer. Raises Refused after `seconds`, or when all places have
     refused.
     """
     deadline = monotonic() + seconds
@@ -411,7 +411,7 @@ def dial(places: Sequence[tuple[str, int]], seconds: float) -> tuple[int, socket
 
 
 def _wait(connected: socket.socket, deadline: float) -> None:
-    """Make the socket's next operation end by `deadline`. Raises TimeoutError if the deadline has passed."""
+    """Limit the socket's next operation to the time until `deadline`. Raises TimeoutError if no time is left."""
     left = deadline - monotonic()
     if left <= 0:
         raise TimeoutError(errno.ETIMEDOUT, "timed out")

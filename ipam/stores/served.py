@@ -12,7 +12,7 @@ from ipam.stores.http import Client
 
 
 class ServedStore(Store):
-    """A store behind a server. `record` returns `store_ref`; `client` makes the requests."""
+    """A store behind a server. `record` returns `store_ref`. `client` makes the requests."""
 
     def __init__(self, store_ref: dict[str, Any], client: Client) -> None:
         super().__init__()
@@ -37,11 +37,11 @@ def conflicts(
 ) -> list[Want]:
     """The obstacles to a claim of `wants` that replaces the leases `instead_of`; [] if nothing prevents the claim.
 
-    Obstacles are: a lease in `instead_of` that is gone or is there twice; a want that excludes an earlier want (the
-    same address in the same pool or scope); a want whose address has a lease outside `instead_of`.
+    Obstacles are a lease that is gone from the store, or is twice in `instead_of`; a want with the address of an
+    earlier want in the same pool or scope; and a want whose address has a lease that is not in `instead_of`.
 
-    `is_there(lease)`: whether the lease still exists. `is_held(want, given)`: whether a lease that is not in `given`
-    holds the address.
+    `is_there(lease)` tells whether the lease still exists. `is_held(want, given)` tells whether a lease that is not in
+    `given` holds the address.
     """
     given: list[Lease] = []
     accepted: list[Want] = []

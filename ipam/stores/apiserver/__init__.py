@@ -1,8 +1,8 @@
-"""Requests to an API server: one connection for all requests of a call, credentials, and attempts.
+"""Requests to an API server: one connection for all requests of a call, credentials, and repeated attempts.
 
-A reading request is repeated, within its time limit, after any temporary fault. A changing request is repeated
-only when the server has surely not carried it out (status 429, or 503 with Retry-After). After a lost reply a changing
-request raises OutcomeUnknown, and the caller reads the object.
+A request that reads is repeated, within its time limit, after any temporary fault. A request that changes an object is
+repeated only when the server has surely not carried it out (status 429, or 503 with Retry-After). After a lost reply it
+raises OutcomeUnknown, and the caller reads the object.
 """
 
 from __future__ import annotations
@@ -41,10 +41,9 @@ _BRIEF_PAGE = 5000  # of a list of metadata
 class Api(http.Client):
     """A client of the API server that the kubeconfig at `path` names; "" means the service account of this pod.
 
-    `namespace` is that of the objects; "" means the one in the kubeconfig's context. A request takes at most `seconds`,
-    but once the server has answered or done a TLS handshake, a reply may come until `deadline`. `observe`, if set, is
-    called after each request of this process with the verb, the resource, the seconds that it took, and the exception
-    or None.
+    `namespace` is the namespace of the objects; "" means that of the kubeconfig's context. A request takes at most
+    `seconds`. Once the server has answered or done a TLS handshake, a reply may come until `deadline`. `observe`, if
+    set, is called after each request of this process with (verb, resource, duration in seconds, exception or None).
     """
 
     observe: Callable[[str, str, float, BaseException | None], object] | None = None
@@ -74,7 +73,7 @@ class Api(http.Client):
         return self._object(body), len(body)
 
     def list_all(self, resource: str, labels: str = "", **choice: Any) -> list[dict[str, Any]]:
-        """All objects of `resource`; the parameters are those of `pages`. If the list expires, it is read anew."""
+        """All objects of `resource`. The parameters are those of `pages`. If the list expires, it is read again."""
         while True:
             try:
                 return [item for page in self.pages(resource, labels, **choice) for item in page]
@@ -94,9 +93,9 @@ class Api(http.Client):
     ) -> Iterator[list[dict[str, Any]]]:
         """Yield the objects of `resource` that match the selectors `labels` and `fields`, in pages of at most `size`.
 
-        `brief`: only the objects' metadata. `table`: rows of a Table, with the name in the first cell; objects, if the
-        server makes no tables. `recent`: read from the server's cache, which may be a moment old. Raises Expired when
-        the reader takes so long between two pages that the server drops the list.
+        If `brief` is true, yield only metadata. If `table` is true, yield rows of a Table, with the name in the first
+        cell; objects, if the server makes no tables. If `recent` is true, read from the server's cache, which may be a
+        moment old. Raises Expired when the caller waits so long between two pages that the server drops the list.
         """
         usual = _BRIEF_PAGE if brief or table else _POOLS if resource == POOLS else _PAGE
         chosen = f"limit={size or usual}"
@@ -118,14 +117,14 @@ class Api(http.Client):
     def create(
         self, resource: str, document: dict[str, Any], namespace: str = "", brief: bool = False
     ) -> dict[str, Any]:
-        """Create an object; return it as the server has it. `brief`: return at least the metadata, which is faster.
-        Raises Conflict if the name is in use, OutcomeUnknown after a lost reply."""
+        """Create an object. Returns the object as the server has it; with `brief` perhaps only its metadata, which is
+        faster. Raises Conflict if the name is in use, OutcomeUnknown after a lost reply."""
         accept = BRIEF if brief else ""
         body = codec.dumps(document).encode()
         return self._object(self._call("POST", resource, "", _UNWARNED, body, namespace, accept))
 
     def try_create(self, resource: str, document: dict[str, Any]) -> dict[str, Any]:
-        """Try `create` in a server-side dry run. Returns {} if the name is in use. Raises CniError for any refusal."""
+        """Try `create` in a server-side dry run. Returns {} if the name is in use. Raises CniError for a refusal."""
         try:
             return self._object(self._call("POST", resource, "", "dryRun=All", codec.dumps(document).encode()))
         except Conflict:
@@ -148,11 +147,11 @@ class Api(http.Client):
                 raise right_missing(self, verb, resource, self.access.namespace)
 
     def patch(self, resource: str, name: str, operations: list[dict[str, Any]], namespace: str = "") -> dict[str, Any]:
-        """Apply a JSON patch; return at least metadata. Raises NotFound, OutcomeUnknown, Conflict when a test fails."""
+        """Apply a JSON patch. Returns at least metadata. Raises NotFound, OutcomeUnknown, Conflict if a test fails."""
         return self._object(self._call("PATCH", resource, name, _UNWARNED, codec.dumps(operations).encode(), namespace))
 
     def delete(self, resource: str, name: str, uid: str, version: str = "", namespace: str = "") -> None:
-        """Delete the object. Raises NotFound, OutcomeUnknown, or Conflict if the uid, or a given version, differs."""
+        """Delete the object. Raises NotFound, OutcomeUnknown, Conflict if the uid, or a given `version`, differs."""
         preconditions = {"uid": uid} | ({"resourceVersion": version} if version else {})
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions}
         self._call("DELETE", resource, name, "", codec.dumps(options).encode(), namespace=namespace)
@@ -163,7 +162,7 @@ class Api(http.Client):
         return self._connection is not None and self._connection.reused
 
     def connect(self) -> None:
-        """Connect if the server can be reached now; otherwise leave the error to the next request."""
+        """Connect if the server can be reached now. If it cannot, the next request raises the error."""
         try:
             self._connected(monotonic() + min(self.seconds, _CONNECT_SECONDS))
         except (http.Failed, Unreachable):

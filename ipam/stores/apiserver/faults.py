@@ -57,8 +57,8 @@ def refusal(
 ) -> tuple[CniError, float]:
     """Return (the error to raise if no time is left for another attempt, the seconds of Retry-After or 0).
 
-    Raises the error at once if another attempt would not help: Conflict, NotFound, Expired, TooLarge, OutcomeUnknown or
-    another CniError.
+    If another attempt would not help, raises the error at once: Conflict, NotFound, Expired, TooLarge, OutcomeUnknown
+    or another CniError.
     """
     is_status, reason, message, details = _parts(body)
     where = f"{resource}/{name}" if name else resource
@@ -131,7 +131,7 @@ def _forbidden(
 
 
 def right_missing(api: Api, verb: str, resource: str, namespace: str, message: str = "") -> Forbidden:
-    """The error for credentials that lack the right to `verb` a resource; `message` is the server's text."""
+    """The error for credentials that lack the right `verb` on `resource`. `message` is the server's text."""
     what, rights = f"{resource}.{group_of(resource)}".rstrip("."), RIGHTS.get(resource, "").split()
     if verb not in rights or namespace == EVERYWHERE:
         place = " in all namespaces" if namespace == EVERYWHERE and resource != "nodes" else ""
@@ -149,7 +149,7 @@ def right_missing(api: Api, verb: str, resource: str, namespace: str, message: s
 
 
 def _parts(body: bytes) -> tuple[bool, str, str, dict[str, Any]]:
-    """(whether the reply is a Status, reason, message, details). Without a Status, the message is the first bytes."""
+    """(whether `body` is a Status object, reason, message, details). If it is none, the message is its first bytes."""
     try:
         said = codec.loads_reply(body)
         reason, message, details = (said.get(key) or "" for key in ("reason", "message", "details"))

@@ -2,10 +2,10 @@
 
 Any author of a network may choose the kubeconfig. So errors show keys of the kubeconfig, but no value except `server`.
 
-A kubeconfig is JSON, as the agent and `kubectl config view -o json` write it; YAML needs PyYAML.
+A kubeconfig is JSON, as the agent and `kubectl config view -o json` write it. A kubeconfig in YAML needs PyYAML.
 
-The current context is used, as by whereabouts (client-go, tools/clientcmd). Relative paths start at the kubeconfig's
-directory. A token in a file is read at each call, since it rotates.
+The current context is used, as in whereabouts (client-go, tools/clientcmd). Relative paths start at the kubeconfig's
+directory. A token in a file is read at each call, since the token rotates.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NAMESPACE = "kube-system"  # for objects, when the context names no namespace
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 _MOST_BYTES = 1 << 20
 _EXEC_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
-_UNREAD = {  # the remedy for each key of a user that is not supported, since it chooses another identity
+_UNREAD = {  # the keys of a user that are not supported, since they choose another identity, each with the remedy
     "auth-provider": "use `exec` in its place",
     "username": "use a token or a client certificate in its place",
     "as": "give the rights to the user itself",
@@ -55,7 +55,7 @@ class _Members:
         return path if not path or path.startswith("/") else f"{self._path.rpartition('/')[0]}/{path}"
 
     def pem(self, key: str) -> str | bytes:
-        """The decoded PEM of `key`-data; without `key`-data, the path of the PEM file that `key` names, or ""."""
+        """The decoded PEM in `key`-data. If `key`-data is absent, the path of the PEM file that `key` names, or ""."""
         data = self.text(f"{key}-data")
         if not data:
             return self.file(key)
@@ -66,11 +66,11 @@ class _Members:
 
 
 class Access(http.ServerAddress):
-    """An API server and the credentials for it. `path` is the kubeconfig's path, "" for a service account. Files that
-    the kubeconfig names are read when they are needed."""
+    """An API server and the credentials for it. `path` is the path of the kubeconfig, "" for a service account. Files
+    that the kubeconfig names are read when they are needed."""
 
     def __init__(self, path: str, *objects: dict[str, Any]) -> None:
-        """`objects` are the cluster, the context and the user. Raises InvalidConfig for a fault in them."""
+        """`objects` are the cluster, the context and the user of the kubeconfig. Raises InvalidConfig for a fault."""
         cluster, context, user = (_Members(path, found) for found in objects)
         try:
             super().__init__(cluster.text("server"), False, (80, 443))
@@ -99,7 +99,7 @@ class Access(http.ServerAddress):
         self._helper = _Helper(path, described) if described else None
 
     def token(self, deadline: float) -> str:
-        """The bearer token, or "". Raises CniError when its file or the `exec` helper fails, or at `deadline`."""
+        """The bearer token, or "". Raises CniError if the token's file or the `exec` helper fails, or at `deadline`."""
         if self._token_file:
             try:
                 return files.read_regular(self._token_file, _MOST_BYTES).decode("ascii").strip()
@@ -111,13 +111,13 @@ class Access(http.ServerAddress):
         return str(self._helper.credential(deadline).get("token") or "")
 
     def renews(self) -> bool:
-        """Drop the `exec` helper's kept credential; return whether the next call of `token` may give another token."""
+        """Forget the `exec` helper's credential. Returns whether the next call of `token` may give another token."""
         if self._helper:
             self._helper.kept = None
         return bool(self._token_file or self._helper)
 
     def kept_as(self) -> Any:
-        """The key of a kept connection (Client.kept): server and certificates; None to keep no connection."""
+        """The key of a kept connection (Client.kept): server and certificates. None if no connection must be kept."""
         if self._helper:
             return None
         pems = [
@@ -127,7 +127,7 @@ class Access(http.ServerAddress):
         return self.host, self.port, self.tls, self.verified_name, self._insecure, *pems
 
     def context(self, deadline: float) -> Any:
-        """The SSLContext, None without TLS. Raises InvalidConfig for certificates that cannot be used."""
+        """The SSLContext; None without TLS. Raises InvalidConfig for certificates that cannot be used."""
         if not self.tls:
             return None
         certificate, key = self._certificate, self._key
@@ -160,7 +160,7 @@ class _Helper:
     """
 
     def __init__(self, path: str, described: Any) -> None:
-        """`path` is the kubeconfig's; a relative command starts at its directory. `described`: the value of `exec`."""
+        """`path` is the kubeconfig; a relative command starts at its directory. `described` is the value of `exec`."""
         self._name = f"the exec helper of kubeconfig {path}"
         self.kept: dict[str, Any] | None = None  # the status of the last credential; None: run the program again
         described = described if isinstance(described, dict) else {}
@@ -215,7 +215,7 @@ class _Helper:
 
 
 def load(path: str) -> Access:
-    """The access that the kubeconfig at `path` describes. Raises InvalidConfig for a fault in it."""
+    """The server and credentials in the kubeconfig at `path`. Raises InvalidConfig for a fault in the kubeconfig."""
     try:
         document = _parsed(files.read_regular(path, _MOST_BYTES))
     except OSError as fault:
@@ -237,7 +237,7 @@ def load(path: str) -> Access:
 
 
 def _parsed(data: bytes) -> Any:
-    """The document in a kubeconfig. Raises ValueError with a text that shows no content."""
+    """The document in a kubeconfig. Raises ValueError, whose text does not show the content."""
     try:
         return codec.loads(data)
     except ValueError:
@@ -265,7 +265,7 @@ def service_url(environ: Mapping[bytes, bytes]) -> str:
 
 
 def in_cluster(environ: Mapping[bytes, bytes]) -> Access:
-    """The access by this pod's service account (client-go, rest.InClusterConfig)."""
+    """The server and credentials of this pod's service account (client-go, rest.InClusterConfig)."""
     server = service_url(environ)
     if not server:
         raise InvalidConfig(
@@ -280,7 +280,7 @@ def in_cluster(environ: Mapping[bytes, bytes]) -> Access:
 
 
 def _named(path: str, document: dict[str, Any], listed: str, inner: str, name: Any, by: str) -> dict[str, Any]:
-    """The member `inner` of the entry called `name` in the list `listed`; errors show `by`, the key that names it."""
+    """The member `inner` of the entry `name` in the list `listed`. Errors show `by`, the key that names the entry."""
     entries = document.get(listed)
     for entry in entries if isinstance(entries, list) else ():
         if isinstance(entry, dict) and entry.get("name") == name and name:
@@ -292,7 +292,7 @@ def _named(path: str, document: dict[str, Any], listed: str, inner: str, name: A
 
 
 def _path(pem: str | bytes, held: list[int]) -> str:
-    """Return `pem` if it is a path; for bytes, the path of a new memory file, whose descriptor is added to `held`."""
+    """The path of `pem`. Bytes are first written to a new memory file, whose descriptor is appended to `held`."""
     if isinstance(pem, str):
         return pem
     fd = os.memfd_create("pem", os.MFD_CLOEXEC)

@@ -42,7 +42,7 @@ RIGHTS = {
     SLICES: "get patch",
     PODS: "get",
 }
-"""The verbs that the plugins need for each resource: for pods in every namespace, else in the context's namespace."""
+"""The verbs that the plugins need for each resource: for pods in all namespaces, else in the context's namespace."""
 
 
 def path_of(resource: str) -> str:
@@ -57,19 +57,19 @@ def group_of(resource: str) -> str:
 
 
 def verb_of(method: str, name: str) -> str:
-    """The Kubernetes verb of an HTTP request; a GET without a name is a "list"."""
+    """The Kubernetes verb of an HTTP request. A GET without a name is a "list"."""
     return "list" if method == "GET" and not name else VERBS[method]
 
 
 def replacement(uid: str, version: str, members: dict[str, Any]) -> list[dict[str, Any]]:
-    """The JSON patch that sets `members` (values by JSON pointer). It fails if uid or resourceVersion differs."""
+    """The JSON patch that sets `members` (JSON pointer: value). It fails if uid or resourceVersion differ."""
     tests = (("/metadata/uid", uid), ("/metadata/resourceVersion", version))
     changes = [{"op": "add", "path": path, "value": value} for path, value in members.items()]
     return [{"op": "test", "path": path, "value": value} for path, value in tests] + changes
 
 
 def label(text: str) -> str:
-    """`text` as the value of a label; a hash of it if it is no valid value."""
+    """`text` if it is a valid value of a label, otherwise a hash of `text`."""
     return text if _LABEL.fullmatch(text) else f"hash-{hashed(text)}"
 
 

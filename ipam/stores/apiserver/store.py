@@ -20,7 +20,7 @@ class ObjectStore(ServedStore):
     """The store with the reference `store_ref` (ipam.stores.ref_of). `seconds` limit each request (ipam.stores.http).
 
     `known` returns the leases in this node's records, at least those of the network. `warn` is called with each
-    warning.
+    warning for the administrator.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class ObjectStore(ServedStore):
         raise NotImplementedError
 
     def _attempt(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease]) -> Claimed | Taken | Unknown:
-        """Make a claim that needs several requests, by `_make`; return the answer for Store.claim.
+        """Make a claim that needs several requests, by `_make`. Returns the answer for Store.claim.
 
-        A failed claim is undone; then a Conflict gives the answer Taken([]), and any other CniError is raised again.
-        After OutcomeUnknown nothing is undone, and the answer is Unknown.
+        A failed claim is undone. Then a Conflict gives the answer Taken([]), and a CniError is raised again. After
+        OutcomeUnknown nothing is undone, and the answer is Unknown.
         """
         leases, undo = [Lease(want, owner) for want in wants], Undo()
         failure: Exception | None = None
@@ -85,15 +85,15 @@ class ObjectStore(ServedStore):
         return Taken([] if failure else self._obstacles(wants, instead_of) or failed)
 
     def _make(self, wants: Sequence[Want], leases: list[Lease], instead_of: Sequence[Lease], undo: Undo) -> list[Want]:
-        """Claim `leases`, one for each of `wants`, in place of `instead_of`. Return addresses that prevent it, else [].
+        """Claim `leases`, one for each of `wants`, in place of `instead_of`. Returns the addresses that prevent this.
 
-        For each change, `undo` gets a function that undoes the change unless others have changed the object since.
+        For each change, append a function to `undo` that undoes the change unless others have changed the object since.
         """
         raise NotImplementedError
 
     def _obstacles(self, wants: Sequence[Want], instead_of: Sequence[Lease]) -> list[Want]:
-        """The addresses that prevented a failed claim (served.conflicts), read after the claim was undone. May be [] if
-        `_make` has already returned all of them."""
+        """The addresses that prevented a failed claim (served.conflicts), read after the claim was undone. The result
+        may be [] if `_make` has already returned all of these addresses."""
         raise NotImplementedError
 
 

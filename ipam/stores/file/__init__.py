@@ -4,12 +4,11 @@
     DATADIR/leases.db-journal          SQLite's journal; the file stays, but its content counts only during a call
     DATADIR/leases.db.damaged-N        a damaged file, renamed
 
-Each pool and each reservation scope has a bitmap. An address can be claimed when its bit is set neither in the bitmap
-of its pool nor in that of its scope. A claim is one transaction, which writes as many rows in a full pool as in an
-empty pool.
+Each pool and each reservation scope has a bitmap. An address can be claimed when its bit is 0 in the bitmap of its pool
+and in the bitmap of its scope. A claim is one transaction, which writes as many rows in a full pool as in an empty one.
 
-A new file, even one that replaces a damaged file, begins with the leases in the attachment records (`restore`).
-A sound file of an earlier boot keeps its leases (ipam.stores.file.database).
+A new file begins with the leases in the attachment records (`restore`), also when it replaces a damaged file. A sound
+file of an earlier boot keeps its leases (ipam.stores.file.database).
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ NAME = "leases.db"
 
 
 class FileStore(Store):
-    """The store in `directory`, opened again for each session.
+    """The store in `directory`. Each session opens the file again.
 
-    `use` is READ, CHANGE or CREATE (ipam.stores.base). Claims need CREATE, which makes a missing file; with READ and
+    `use` is READ, CHANGE or CREATE (ipam.stores.base). Claims need CREATE, which makes a missing file. With READ and
     CHANGE a missing file counts as an empty store. `restore` returns the leases for a new file. A session waits at
     most `seconds` for the lock.
     """
@@ -184,9 +183,9 @@ class FileStore(Store):
         return {value for of, value in found if of == family}
 
     def _fill(self, database: Database) -> None:
-        """Write all leases and bitmaps again: from the file's leases or, if it has no lease, from those of `restore`.
+        """Write all leases and bitmaps again, from the file's leases or, if the file has none, from `restore`.
 
-        A power loss may have kept a lease and lost its bits. If two leases have one address, the newer one is kept.
+        After a power loss the file may have a lease without its bits. Of two leases with one address, keep the newer.
         """
         leases = self._leases(schema.ALL)
         for statement in schema.EMPTY:
@@ -223,7 +222,7 @@ class FileStore(Store):
         return [_lease(row) for row in self._rows(sql, *values)]
 
     def _insert(self, lease: Lease) -> bool:
-        """Add a lease and set its bits; return False, without a change, if a bit is already set."""
+        """Add a lease and set its bits. If a bit is set already, change nothing and return False."""
         family, value = lease.family, lease.value
         number, index = schema.leaf_of(family, value)
         if self._either(0, lease.pool, lease.scope, number) >> index & 1:
@@ -238,7 +237,7 @@ class FileStore(Store):
         return True
 
     def _delete(self, lease: Lease) -> bool:
-        """Remove a lease and its bits; return False, without a change, if the file has not exactly this lease."""
+        """Remove a lease and clear its bits. If the file lacks exactly this lease, change nothing and return False."""
         key = schema.address_key(lease.family, lease.value)
         found = self._rows(
             schema.MATCH, lease.pool, key, lease.container_id, lease.ifname, lease.network, lease.sequence
@@ -255,7 +254,7 @@ class FileStore(Store):
     def _mark(self, kind: int, space: str, family: int, value: int, leased: bool) -> None:
         """Set or clear the bit of an address in its leaf, a row of 4096 bits of the pool or scope named `space`.
 
-        `kind` is POOL or SCOPE. When the leaf becomes full, or stops being full, update its bit in the summary.
+        `kind` is POOL or SCOPE. When the leaf becomes full, or is no longer full, change its bit in the summary too.
         """
         number, index = schema.leaf_of(family, value)
         before, after = self._change_bit(kind, space, number, index, leased)
@@ -272,7 +271,7 @@ class FileStore(Store):
         return before, after
 
     def _either(self, level: int, pool: str, scope: str | None, number: bytes) -> int:
-        """The bits that are set in row `number` of the pool's or the scope's bitmap. `level`: 0 (leaves) or SUMMARY."""
+        """The bits set in row `number` of the bitmap of the pool or of the scope. `level` is 0 (leaf) or SUMMARY."""
         bits = 0
         for (row,) in self._rows(
             schema.BITS_OF_TWO, schema.POOL + level, pool, number, schema.SCOPE + level, scope, number

@@ -1,14 +1,14 @@
 """The lease file: an SQLite database that one process at a time has open, under flock(2).
 
 A process waits for the lock in the kernel's queue, without polling and for a bounded time. Then it checks that the path
-still names the locked file: another process may have replaced it. Only other programs contend for SQLite's own locks.
-A killed process leaves a hot journal (PATH-journal); SQLite rolls it back when the next process opens the file.
+still names the locked file, since another process may have replaced it. SQLite's own locks matter only against other
+programs. A killed process leaves a hot journal (PATH-journal), which SQLite rolls back when the file is next opened.
 
 journal_mode=PERSIST is the fastest mode here. The journal keeps its disk blocks, so leases can be released on a full
 disk.
 
-synchronous=OFF: a killed process loses nothing. After a power loss no lease is in use (docs/durability.md), but the
-file may be damaged. So the first process of a boot checks the whole file, and renames a damaged one. The field
+With synchronous=OFF a killed process loses nothing. After a power loss no lease is in use (docs/durability.md), but the
+file may be damaged. So the first process of a boot checks the whole file, and renames a damaged file. The field
 `application_id` shows the boot of the last check.
 """
 
@@ -51,7 +51,7 @@ class Database:
         self._connection: Any = None
 
     def run(self, sql: str, *values: Any) -> list[Any]:
-        """Run a statement in the open transaction, or in a new one if none is open; return the rows."""
+        """Run a statement in the open transaction, or in a new transaction if none is open. Returns the rows."""
         try:
             if not self._connection.in_transaction:
                 self._connection.execute("BEGIN")
@@ -62,7 +62,7 @@ class Database:
             raise InvalidConfig(f"{values!r:.100} cannot be kept in {self.path}: {fault}; want another name") from None
 
     def commit(self) -> None:
-        """Commit the open transaction. Raises CommitUnknown if it may be committed, CniError if it is rolled back."""
+        """Commit the open transaction. Raises CommitUnknown if the outcome is unknown, CniError after a rollback."""
         try:
             self._connection.execute("COMMIT")
         except sqlite3.Error as fault:
@@ -104,7 +104,7 @@ class Database:
             self._connection = None
 
     def damaged(self, reason: str) -> StateDamaged:
-        """Rename the damaged file (not with READ), so that no decision depends on it. Return the error to raise."""
+        """Rename the damaged file, unless `use` is READ: no decision must depend on it. Returns the error to raise."""
         what = f"lease file {self.path} is damaged"
         if self._use == READ:
             return StateDamaged(f"{what}: the next ADD or DEL sets it aside, and says so ({reason})")
@@ -126,8 +126,8 @@ class Database:
         )
 
     def _take_again(self, seconds: float) -> bool:
-        """Lock this file, which stayed open after the last call, and return True. But close it and return False if the
-        path now names another file, or this file was emptied or overwritten, and so lost its mark of this boot."""
+        """Lock this file, which stayed open after the last call, and return True. If the path now names another file,
+        or the file has lost its mark of this boot because it was emptied or overwritten, close it and return False."""
         try:
             if lock(self.path, self._fd, seconds, monotonic() + seconds) and not self._is_of_earlier_boot():
                 ((version,),) = self.run("PRAGMA user_version")
@@ -140,7 +140,7 @@ class Database:
         return False
 
     def _connect(self) -> bool:
-        """Open the file with SQLite. Return True if the file has railcni's tables, False if the file is empty."""
+        """Open the file with SQLite. Returns True if the file has railcni's tables, False if the file is empty."""
         if self._use != CREATE and os.fstat(self._fd).st_size == 0:
             return False
         try:
@@ -159,7 +159,7 @@ class Database:
         return False
 
     def _check_format(self, version: int) -> None:
-        """Raise IoFailure for a file of another program or of a newer format, before any other reading or change."""
+        """Raise IoFailure for a file of another program or of a newer format, by `version`, the file's user_version."""
         if version in (0, _MAGIC | FORMAT):
             return
         if version & ~0xFFFF != _MAGIC:
@@ -175,7 +175,7 @@ class Database:
         )
 
     def _mark_boot(self) -> None:
-        """Note in `application_id`, in the open transaction, that this boot has found the file sound."""
+        """Note in `application_id`, in the open transaction, that the file was found sound in this boot."""
         self.run(f"PRAGMA application_id={int.from_bytes(_this_boot(), 'big', signed=True)}")
 
     def _is_of_earlier_boot(self) -> bool:
@@ -190,7 +190,7 @@ class Database:
         self._mark_boot()
 
     def _is_sound(self) -> bool:
-        """Whether a second reading finds the whole file sound: SQLite also reports damage when a disk read fails."""
+        """Whether a second reading finds the whole file sound. SQLite also reports damage after a failed disk read."""
         self._disconnect()
         try:
             self._connection = sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None)
@@ -252,9 +252,9 @@ class CommitUnknown(IoFailure):
 
 
 def open_database(path: str, use: int, seconds: float = WAIT_SECONDS) -> tuple[Database, bool] | None:
-    """Open and lock the lease file; return (file, whether the caller must fill it).
+    """Open and lock the lease file. Returns (file, whether the caller must fill it).
 
-    The caller must fill a file that is new or of an earlier boot, in the transaction that is then open. Without
+    The caller must fill a file that is new or of an earlier boot, in the transaction that is then open. If `use` is not
     CREATE, returns None for a missing or empty file. Raises TryAgainLater when another process keeps the file locked
     for `seconds`, InvalidConfig for a network file system, StateDamaged for a damaged file, else IoFailure.
     """
@@ -300,7 +300,7 @@ def _code(fault: Any) -> int:
 
 
 def open_locked(path: str, use: int, seconds: float) -> int:
-    """A descriptor of the locked file at `path`. If it is missing, `use` CREATE makes it; any other `use` returns -1.
+    """Open and lock the file at `path`. Returns a descriptor. CREATE makes a missing file; any other `use` returns -1.
 
     Raises InvalidConfig for a network file system, the errors of `lock`, and IoFailure or OSError for other faults.
     """
@@ -319,10 +319,10 @@ def open_locked(path: str, use: int, seconds: float) -> int:
 
 
 def lock(path: str, fd: int, seconds: float, deadline: float) -> bool:
-    """Lock the open file `fd`; return whether `path` still names it.
+    """Lock the open file `fd`. Returns whether `path` still names this file.
 
-    `deadline` is the time.monotonic() at which the `seconds` to wait for the lock end. Raises TryAgainLater when another
-    process keeps the file locked until then. Raises IoFailure or OSError for a file that other users can change.
+    Waits until `deadline` (time.monotonic). Then raises TryAgainLater, whose message says that the wait took `seconds`.
+    Raises IoFailure or OSError for a file that other users can change.
     """
     status = os.fstat(fd)
     _examine(path, fd, status)
@@ -340,7 +340,7 @@ def lock(path: str, fd: int, seconds: float, deadline: float) -> bool:
 
 
 def refused(path: str, fault: OSError) -> IoFailure:
-    """The IoFailure for an OSError when the lease file or its directory cannot be opened."""
+    """The IoFailure for `fault`, because of which the lease file or its directory cannot be opened."""
     if isinstance(fault, files.NotPrivate):
         return IoFailure(f"cannot open lease file {path}: {fault.strerror}")
     remedy = {
@@ -399,7 +399,7 @@ def _refuse_remote(path: str, fd: int) -> None:
 
 
 def _lock_holder(fd: int) -> str:
-    """The process that holds the flock of `fd`, as words for a message; "" if the process is unknown."""
+    """The process that holds the flock of `fd`, as a part of a message; "" if the process is unknown."""
     inode = os.fstat(fd).st_ino
     try:
         for line in files.read_whole("/proc/locks").decode().split("\n"):
@@ -413,8 +413,8 @@ def _lock_holder(fd: int) -> str:
 
 
 def find_remote(mount_id: bytes, mountinfo: bytes) -> str:
-    """The file system type of the mount `mount_id` in the text `mountinfo` (proc_pid_mountinfo(5)), if it is a network
-    file system; else ""."""
+    """The type of the network file system of the mount `mount_id` in the text `mountinfo` (proc_pid_mountinfo(5)); ""
+    for any other file system."""
     line = (b"\n" + mountinfo).partition(b"\n" + mount_id + b" ")[2].partition(b"\n")[0]
     kind = line.partition(b" - ")[2].partition(b" ")[0].decode("utf-8", "replace")
     return kind if kind.partition(".")[0] in _REMOTE else ""

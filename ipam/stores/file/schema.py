@@ -1,25 +1,25 @@
-"""The lease file's format: its tables, every statement that is run on them, and the bits of `bitmap`.
+"""The lease file's format: its tables, all statements on these tables, and the bits of `bitmap`.
 
-A lease's address is in network byte order, so rows and addresses have the same order; `sequence` is in ns since 1970.
+A lease's address is in network byte order, so rows and addresses have the same order. `sequence` is in ns since 1970.
 SQLite 3.24 (2018) or newer is enough.
 
 The table `bitmap` shows which addresses are leased, in two levels. A leaf has a bit for each of the 4096 addresses
-that differ only in the lowest 12 bits, set when the address is leased. A summary has a bit for each of 4096 leaves,
-set when the leaf is full. So a summary and a leaf show the lowest free address, however many leases a pool has.
+that differ only in the lowest 12 bits. The bit is 1 when the address is leased. A summary has a bit for each of 4096
+leaves, which is 1 when the leaf is full. So a summary and a leaf show the lowest free address of a large pool.
 
-The column `kind` tells leaves from summaries, and whether `space` is a pool or a reservation scope. The length of the
-row's `number` shows the family. `bits` is little-endian without trailing zero bytes; a bitmap of zeros has no row.
+The column `kind` shows whether a row is a leaf or a summary, and whether `space` is a pool or a reservation scope. The
+length of `number` shows the family. `bits` is little-endian without trailing zero bytes. Zeros alone have no row.
 
-The tables `former` (the last address of each pod) and `cooling` (the cooldowns) remember freed addresses; the columns
+The tables `former` (the last address of each pod) and `cooling` (the cooldowns) remember freed addresses. The columns
 `kind` and `space` of `cooling` mean the same as in `bitmap`. Each of the two tables is made when it is first needed.
-The format's number is the same with and without the two tables: earlier versions can read the leases in both cases.
+The format's number is the same with and without the two tables, since earlier versions can read the leases anyway.
 """
 
 from __future__ import annotations
 
 FORMAT = 1
 POOL, SCOPE = 0, 2  # kinds of bitmap: the leaves of a pool, and of a reservation scope
-SUMMARY = 1  # added to the kind of the leaves: the kind of their summaries
+SUMMARY = 1  # POOL or SCOPE plus SUMMARY is the kind of the summaries
 SHIFT = 12
 ROW_BITS = 1 << SHIFT  # bits of a leaf, and of a summary
 FULL_ROW = (1 << ROW_BITS) - 1

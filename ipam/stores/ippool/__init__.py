@@ -1,18 +1,18 @@
 """The store `kubernetes`: IPPools and reservations of whereabouts v0.9.4. Nodes with whereabouts can share the store.
 
 A claim patches each IPPool once, with a test that the object has not changed since it was read, and then creates a
-reservation for each address. In the other order a kill would leave a reservation without an owner. A failed claim is
-undone. After a kill, a retry completes the claim, or DEL removes it, since the allocation names the container.
+reservation for each address. In the other order, a killed process would leave a reservation without an owner. A failed
+claim is undone. After a kill, a retry completes the claim, or DEL removes it: the allocation names the container.
 
 A process holds the node's lock of the pool from the reading to the patch, so that no other process of the node
-changes the object in between. If another node changes it, the test fails, and the claim reads the pool again after a
-random pause.
+changes the object in between. If another node does, the test fails, and the claim reads the pool again after a pause.
 
-An allocation names container, pod and ifname. The other members of a lease come from this node's records (`known`), or
-if no record has the lease, from its reservation. whereabouts does not store these members: its leases have sequence 0.
+An allocation (an entry of an IPPool) names container, pod and ifname. The other members of a lease come from this
+node's records (`known`) or, if no record has the lease, from its reservation. whereabouts does not store these members:
+its leases have sequence 0.
 
-A request that arrives late fails if the object has changed meanwhile. So after a lost reply the claim reads the object
-and patches it again, and `settle` changes the object only to make late requests fail.
+A request that arrives late fails if the object has changed meanwhile. So after a lost reply the claim can read the
+object and patch it again. `settle` changes the object only to make late requests fail.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from ipam.stores.served import conflicts
 class KubernetesStore(PoolReadings):
     """The store of IPPools.
 
-    A search for a free address reads the pool of its range alone. If an attachment of another pool in the scope has
-    reserved the address that the search finds, the claim meets this reservation and fails.
+    A search for a free address reads only the pool of its range. The address that it finds may be reserved by an
+    attachment of another pool in the scope. Then the claim finds this reservation and fails.
     """
 
     kind = "kubernetes"
     window = 256  # the pool is in memory, and `next_open` skips full spans
     spreads = False  # a pool is one object
-    replaces = True  # each claim gives the pool another resourceVersion, which a late one tests
+    replaces = True  # each claim changes the resourceVersion of the pool, and a late claim fails on the former version
 
     def _prepare(self) -> None:
         super()._prepare()
-        self._doubtful: list[Lease] = []  # leases that claims with an unknown outcome were to replace
+        self._doubtful: list[Lease] = []  # the leases that claims with an unknown outcome may have replaced
 
     def _begin(self) -> None:
-        """Forget what the last session has read. The locks are taken later: before the first reading of a pool."""
+        """Forget the readings of the last session. The locks are taken later, before the first reading of a pool."""
         self._forget_readings()
 
     def take_locks(self) -> None:
@@ -62,7 +62,7 @@ class KubernetesStore(PoolReadings):
         self._locks.end()
 
     def ready(self, wants: Sequence[Want] = ()) -> None:
-        """As Store.ready, by dry runs: they show a missing namespace, missing rights, and a CRD that is too old."""
+        """As Store.ready. Dry runs show a missing namespace, missing rights, and a CRD that is too old."""
         owner = Owner(Attachment("railcni", "status", "status"), ("a", "b", ""))
         lease = Lease(Want("192.0.2.0-32", 4, 0xC0000200, ""), owner)
         pool = self.api.try_create(POOLS, objects.probe())
@@ -85,7 +85,7 @@ class KubernetesStore(PoolReadings):
             return [lease for lease in found if lease.attachment == attachment]
 
     def _leases(self, is_meant: Callable[[Allocation], bool]) -> list[Lease]:
-        """Leases of the allocations that `is_meant` accepts, with data of their reservations, by pool and address."""
+        """The leases of allocations for which `is_meant` is true, with data of reservations, by pool and address."""
         return by_place(
             self._completed(self._lease(pool, entry))
             for pool in self._own_pools()
@@ -109,7 +109,7 @@ class KubernetesStore(PoolReadings):
             return Survey(own, pods, self._former(owner.pod, ifname))
 
     def _strange(self, leases: Sequence[Lease], pod: tuple[str, str, str]) -> list[Lease]:
-        """Those of `leases` that a former pod of the same name may still use; no lease in `leases` has a pod UID.
+        """The leases in `leases` that a former pod of the same name may still use. No lease in `leases` has a pod UID.
 
         A reservation older than the living pod was made for a former pod. A lease without a reservation has no known
         age, so a former pod may use it.
@@ -152,10 +152,8 @@ class KubernetesStore(PoolReadings):
             return {value for value in values if low <= value <= high}
 
     def holder(self, want: Want) -> Lease | None:
-        """As Store.holder. An address may be allocated to one lease and reserved for another.
-
-        If so, return the lease of the reservation; but if `want` is a Lease, return the lease of the allocation.
-        """
+        """As Store.holder. If the address is allocated to one lease and reserved for another, return the lease of the
+        reservation, or the lease of the allocation if `want` is a Lease."""
         with self.session():
             lease, found = self._lease_at(want), self._reservation(want)
             if lease and (found is None or found.is_of(lease) or isinstance(want, Lease)):
@@ -180,7 +178,7 @@ class KubernetesStore(PoolReadings):
         return iter([lease for entry, lease in read if not node or (lease.node == node and not entry.claimed)])
 
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:
-        """As Store.claim, but with one attempt: if others have changed a pool, the caller must search again."""
+        """As Store.claim, but with one attempt. If others have changed a pool, the caller must search again."""
         with self.session():
             self._locks.take()
             answer = self._attempt(wants, owner, instead_of)
@@ -196,17 +194,17 @@ class KubernetesStore(PoolReadings):
         return conflicts(instead_of, wants, self._is_there, partial(self._is_held, instead_of))
 
     def _make(self, wants: Sequence[Want], leases: list[Lease], instead_of: Sequence[Lease], undo: Undo) -> list[Want]:
-        """As ObjectStore._make: write pools, then reservations.
+        """As ObjectStore._make. Writes the pools, and then the reservations.
 
-        The locks end when the pools are written: from then on the allocations protect the addresses. Raises Conflict
-        after a change by others, or OutcomeUnknown.
+        The locks are released when the pools are written, since the allocations then protect the addresses. Raises
+        Conflict after a change by others, OutcomeUnknown after a lost reply.
         """
 
         def is_seen(want: Want, given: Sequence[Lease]) -> bool:
-            """Whether a lease that is not in `given` has the address of `want`, by the readings of the survey.
+            """Whether, by the readings of the survey, a lease that is not in `given` has the address of `want`.
 
-            The reservation of the address counts only if `given` has a lease of the address without a scope: then an
-            unfinished claim has left this lease in the pool, and the survey has read the reservation.
+            The reservation of the address counts only if `given` has a lease of the address without a scope. An
+            unfinished claim has left such a lease in the pool, and the survey has read the reservation.
             """
             is_left = any(old.place == want.place and old.scope is None for old in given)
             return self._is_held(instead_of, want, given) if is_left else self._is_in_pool(want, given)
@@ -248,18 +246,18 @@ class KubernetesStore(PoolReadings):
         return not self._is_leftover(found, want)
 
     def _at(self, place: Want, instead_of: Sequence[Lease]) -> list[Lease]:
-        """The leases at the address of `place`, in its pool or scope, that the claim replaces, or that an earlier claim
-        with an unknown outcome was to replace."""
+        """The leases of the address of `place`, in its pool or scope, that this claim replaces, or that an earlier
+        claim with an unknown outcome may have replaced."""
         return [old for old in (*instead_of, *self._doubtful) if old.place == place.place or old.excludes(place)]
 
     def _patched(
         self, name: str, change: Changes, leases: list[Lease], cooled: Sequence[Lease], is_first: bool
     ) -> Changes:
-        """Write `change`, with the new `leases`, into a pool; make a missing pool. Return the former allocations.
+        """Write `change`, with the new `leases`, into a pool; make a missing pool. Returns the former allocations.
 
-        The cooldown of `cooled` begins. Raises Conflict when others change the claim's first pool (`is_first`): then
-        the whole claim begins again. Any further pool is read and written again here. Raises OutcomeUnknown after a
-        lost reply.
+        The cooldown of `cooled` begins. If others change the claim's first pool (`is_first`) meanwhile, raises
+        Conflict, and the whole claim begins again. Any further pool is read and written again here. Raises
+        OutcomeUnknown after a lost reply.
         """
         attempts = self._pauses()
         while True:
@@ -275,13 +273,13 @@ class KubernetesStore(PoolReadings):
                     raise
 
     def _standing(self, name: str, places: Iterable[int]) -> Changes:
-        """{address: allocation} of a pool for the addresses `places`; None for an address without allocation."""
+        """Map each address in `places` to its allocation in a pool, or to None if it has no allocation."""
         pool = self._pool(name)
         entries = pool.entries if pool else {}
         return {value: entries[value].document if value in entries else None for value in places}
 
     def _reserve(self, leases: list[Lease], instead_of: Sequence[Lease], undo: Undo) -> list[Want]:
-        """Reserve each address in its scope. Return [the first of `leases` whose address another lease has] or []."""
+        """Reserve each address in its scope. Returns [the first of `leases` whose address another lease has] or []."""
         for lease in leases:
             if lease.scope is None:
                 continue
@@ -309,7 +307,7 @@ class KubernetesStore(PoolReadings):
     def _is_leftover(self, found: Reservation, place: Want) -> bool:
         """Whether the reservation `found`, without an allocation in the pool of `place`, belongs to a dead pod.
 
-        An interrupted DEL of whereabouts leaves such a reservation. But a living pod can lose its allocation too: its
+        An interrupted DEL of whereabouts leaves such a reservation. A living pod can lose its allocation too, but its
         reservation is no leftover.
         """
         namespace, name, uid = found.lease.pod
@@ -344,7 +342,7 @@ class KubernetesStore(PoolReadings):
                 pass  # another claim has changed the reservation
 
     def _restore(self, name: str, former: Changes, leases: list[Lease]) -> None:
-        """Replace the allocations of `leases` in a pool by `former`, except those that others have changed since."""
+        """Replace the allocations of `leases` in a pool by `former`, unless others have changed an allocation."""
         claimed = {lease.value: lease.container_id for lease in leases}
         attempts = self._pauses()
         while pool := self._pool(name):

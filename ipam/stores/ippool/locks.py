@@ -1,10 +1,9 @@
 """Locks of pools for this node's processes: a file below /run for each pool.
 
-The locks only save time (minutes for a large pool): claims are correct without them, since every patch tests that the
-pool is unchanged. So a process continues without a lock if it cannot make the file, as in a container, or if nobody
-releases the lock within a call's time. A directory that other users can write is made private; if that fails, the error
-names the remedy. A process connects to the API server before it takes the lock, and so holds the lock only while it
-reads and patches the pool.
+The locks only save time (minutes for a large pool). Claims are correct without them, since every patch tests that the
+pool is unchanged. So a process continues without a lock if it cannot make the file, as in a container, or if no other
+process releases the lock within a call's time. A directory that other users can write is made private. If this fails,
+the error names the remedy. A process connects to the API server before it takes the lock, to hold the lock briefly.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from ipam.stores.apiserver import Api
 from ipam.stores.base import SHARED_SECONDS
 
 DIRECTORY = "/run/railcni"
-_SECONDS = 30.0  # the least wait, so that many DELs all get the lock; but a limit below SHARED_SECONDS counts
+_SECONDS = 30.0  # the least wait, so that many DELs all get the lock; a limit below SHARED_SECONDS counts instead
 _SHARE = 0.9  # of a call's time; the rest is for a claim without the lock
 _LONGEST = 120.0  # seconds to wait while others release the lock: where nodes contend, each claim may take seconds
 
@@ -37,7 +36,7 @@ class PoolLocks:
         self._taken = False
 
     def take(self) -> None:
-        """Wait for the locks, unless this process holds them. Go on without them after a timeout.
+        """Wait for the locks, unless this process holds them already. After a timeout, continue without the locks.
 
         Raises CniError for an unusable kubeconfig, and IoFailure for a fault that an administrator can repair. Warns if
         the files cannot be made, as in a container.
@@ -67,7 +66,7 @@ class PoolLocks:
 
     @staticmethod
     def _lock(fd: int, seconds: float, last: float) -> None:
-        """Lock `fd`. Raises TimeoutError if no process releases it for `seconds`, or after `last` (time.monotonic)."""
+        """Lock `fd`. Raises TimeoutError if no process releases the lock for `seconds`, or after `last` (monotonic)."""
         while True:
             released = os.fstat(fd).st_mtime_ns
             try:

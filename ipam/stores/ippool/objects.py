@@ -1,12 +1,12 @@
 """The objects of whereabouts v0.9.4, and the patches that change them. Pure: no I/O, no clock.
 
-IPPool: the allocations of a range. The key of each is its offset from the address in spec.range, in decimal digits. An
-offset of 2^63 or more is read and kept, but never allocated, since whereabouts would drop it at its next write.
-OverlappingRangeIPReservation: the reservation of one address in a scope. Its name begins with the scope.
+An IPPool has the allocations of a range. The key of an allocation is the offset of its address from the address in
+spec.range, in decimal digits. An offset of 2^63 or more is read and kept, but never allocated, since whereabouts would
+drop it at its next write. An OverlappingRangeIPReservation reserves one address in the scope that begins its name.
 
 The schema has no members for a lease's network, node, boot, netns, uid and sequence. An annotation of the reservation
-has them; without a reservation only the node's record has them. Two annotations of the pool, JSON objects with the
-oldest member first, remember freed addresses: the last address of each pod's interface, and the end of each cooldown.
+has them. Without a reservation only the node's record has them. Two annotations of the pool remember freed addresses:
+the last address of each pod's interface, and the end of each cooldown. They are JSON objects, the oldest member first.
 
 An IPPool is one value in etcd, which takes requests of at most 1.5 MiB (--max-request-bytes).
 """
@@ -39,12 +39,12 @@ IN_ADDRESSES = (
     " migrate --from addresslease:KUBECONFIG --to kubernetes:KUBECONFIG`"
 )
 _UNTRACKED: dict[str, Any] = {"/metadata/managedFields": [{}]}
-"""The change that empties managedFields. A patch then takes the server 31 ms instead of 81 with 1,000 leases, 330 ms
-instead of 950 with 5,000. The object is a third smaller (v1.36). No tool uses server-side apply on pools."""
+"""The change that empties managedFields, since no tool uses server-side apply on pools. A patch then takes the server
+31 ms instead of 81 ms with 1,000 leases (v1.36). The object is a third smaller."""
 
 
 def reservation_name(place: Want) -> str:
-    """The name of the reservation of an address in its scope."""
+    """The name of the object that reserves the address of `place` in its scope."""
     name = object_name(format_address(place.family, place.value))
     if place.scope:
         return f"{place.scope}-{name}"
@@ -52,7 +52,7 @@ def reservation_name(place: Want) -> str:
 
 
 class Allocation:
-    """One allocation of a pool, at the offset `key`."""
+    """One allocation of a pool. `key` is the offset of the address in the pool, `value` the address."""
 
     __slots__ = ("container_id", "document", "key", "value")
 
@@ -81,34 +81,33 @@ class Allocation:
         return namespace, name
 
     def is_of(self, lease: Lease) -> bool:
-        """Whether the allocation belongs to `lease`. An allocation may lack ifname: older CRDs of IPPool drop it."""
+        """Whether the allocation belongs to `lease`. An allocation may lack the ifname, since older CRDs drop it."""
         return self.container_id == lease.container_id and self.ifname in ("", lease.ifname)
 
 
 def range_text(document: Mapping[str, Any]) -> str:
-    """The text of spec.range of an IPPool."""
     return str((document.get("spec") or {}).get("range") or "")
 
 
 def is_closed(document: Mapping[str, Any]) -> bool:
-    """Whether an IPPool is closed: it gives no addresses, since the leases of its range are AddressLeases."""
+    """Whether an IPPool is closed: it gives no addresses, because the leases of its range are AddressLeases."""
     return range_text(document).startswith((MOVED, MOVING))
 
 
 class Closed(ValueError):
-    """Error: the IPPool is closed: the leases of its range are AddressLeases."""
+    """Error: the IPPool is closed, because the leases of its range are AddressLeases."""
 
 
 class IPPool:
-    """An IPPool as it was read. `entries` are its allocations by the value of the address.
+    """An IPPool as it was read. `entries` maps the values of addresses to their allocations.
 
     `size` is the size of its JSON in bytes without managedFields, which each patch removes. `stray` are the keys of
-    allocations at invalid offsets. `scope` and `leases` are empty until `read_leases`.
+    allocations at invalid offsets. `read_leases` sets `scope` and `leases`.
     """
 
     def __init__(self, document: dict[str, Any], size: int, moves: bool = False) -> None:
-        """`size` is the size of `document` in bytes. `moves`: accept a closed pool, for a migration. Otherwise raises
-        Closed for a closed pool. Raises ValueError for a wrong spec.range."""
+        """`size` is the size of `document` in bytes. A closed pool is accepted only if `moves` is true, for a
+        migration. Raises Closed for a closed pool, ValueError for a wrong spec.range."""
         metadata = document.get("metadata") or {}
         self.name: str = metadata.get("name") or ""
         self.uid: str = metadata.get("uid") or ""
@@ -146,10 +145,8 @@ class IPPool:
                 self.stray.append(key)
 
     def named_scope(self, node: str = "") -> str | None:
-        """The scope of leases without a record: the part of the pool's name before its range; None without a range.
-
-        In the pool of a node slice, `node` stands between the scope and the range.
-        """
+        """The scope for leases without a record: the part before the range in the pool's name. None if the name has no
+        range. In the name of a node slice's pool, `node` stands between the scope and the range."""
         try:
             scope = network_name_of(self.name, self.family, self.first)
         except ValueError:
@@ -159,14 +156,14 @@ class IPPool:
         return scope
 
     def lease(self, entry: Allocation, scope: str | None) -> Lease:
-        """The lease of an allocation, in `scope`, without the network, node and sequence, which an allocation lacks."""
+        """The lease of an allocation, in `scope`. Network, node and sequence, which an allocation lacks, are empty."""
         owner = Owner(Attachment("", entry.container_id, entry.ifname), (*entry.pod, ""))
         lease = Lease(Want(self.name, self.family, entry.value, scope), owner)
         lease.claimed = entry.claimed
         return lease
 
     def read_leases(self, scope: str | None, reservation_of: Callable[[str], Reservation | None]) -> None:
-        """Set `scope` and `leases`. `reservation_of(name)` returns the reservation, None if there is none."""
+        """Set `scope` and `leases`. `reservation_of(name)` returns the reservation `name`, or None."""
         self.scope, self.leases = scope, []
         for _, entry in sorted(self.entries.items()):
             lease = self.lease(entry, scope)
@@ -176,12 +173,13 @@ class IPPool:
             self.leases.append(lease)
 
     def former(self) -> dict[str, int]:
-        """{NAMESPACE/NAME/IFNAME: offset} of the last address of each pod's interface."""
+        """Map each pod's interface, NAMESPACE/NAME/IFNAME, to the offset of its last address."""
         found = self._memory(FORMER)
         return {name: offset for name, offset in found.items() if isinstance(offset, int)}
 
     def cooling(self, now: int) -> dict[str, list[Any]]:
-        """{offset: [end, interface]} of the cooldowns that have not ended at `now`; times are in seconds since 1970."""
+        """Map the offset of each address in its cooldown to [end of the cooldown, interface of the former pod]. `now`
+        and the end are in seconds since 1970."""
         found = self._memory(COOLING)
         return {
             offset: kept
@@ -200,7 +198,7 @@ class IPPool:
     def memories(self, released: Sequence[Lease], given_up: Sequence[Lease], cooldown: int, now: int) -> dict[str, str]:
         """The annotations to change when pods have freed addresses, at `now` in seconds since 1970.
 
-        The addresses of `released` become former addresses of their pods, and a cooldown of `given_up` begins.
+        The addresses of `released` become the last addresses of their pods. The cooldown of `given_up` begins.
         """
         found: dict[str, str] = {}
         former = {interface(x.pod, x.ifname): x.value - self.first for x in released if returns(x.pod)}
@@ -213,7 +211,7 @@ class IPPool:
         return found
 
     def patch(self, changes: Changes, annotations: dict[str, str]) -> list[dict[str, Any]]:
-        """The JSON patch that makes `changes` and sets `annotations`. It fails if the object has changed since."""
+        """The JSON patch that makes `changes` and sets `annotations`. The patch fails if the object has changed."""
         members: dict[str, Any] = {**_UNTRACKED}
         if annotations and not self.annotations:
             members["/metadata/annotations"] = annotations
@@ -233,7 +231,7 @@ class IPPool:
         return replacement(self.uid, self.version, members) + removed
 
     def apply(self, changes: Changes, version: str, grown: int) -> None:
-        """Apply `changes` that the server has made: the object now has `version`, and `grown` more bytes."""
+        """Apply `changes`, which the server has made. The object now has this `version`, and `grown` more bytes."""
         for value, entry in changes.items():
             former = self.entries.pop(value, None)
             if entry is not None:
@@ -245,12 +243,12 @@ class IPPool:
 
 
 def allocation(pool: IPPool | None, place: Want) -> Allocation | None:
-    """The pool's allocation of the address of `place`. None if there is no allocation, or no pool of this family."""
+    """The allocation of the address of `place` in `pool`; None if there is none, or the pool has another family."""
     return pool.entries.get(place.value) if pool and pool.family == place.family else None
 
 
 def interface(pod: tuple[str, str, str], ifname: str) -> str:
-    """NAMESPACE/NAME/IFNAME, which names a pod's interface in annotations; "" for a pod without a name."""
+    """The name of a pod's interface in annotations, NAMESPACE/NAME/IFNAME; "" for a pod without a name."""
     return f"{pod[0]}/{pod[1]}/{ifname}" if pod[1] else ""
 
 
@@ -279,7 +277,7 @@ def probe() -> dict[str, Any]:
 
 
 def pruned(pool: dict[str, Any], reservation: dict[str, Any]) -> str:
-    """The error message if the reply to a dry run lacks a member that was sent, since a CRD is too old; else ""."""
+    """The error message if a CRD is too old: the reply to a dry run lacks a member that was sent. Otherwise ""."""
     allocations = (pool.get("spec") or {}).get("allocations") or {}
     if "ifname" not in (allocations.get("0") or {"ifname": ""}):
         kind, lost, why = POOLS, "ifname", "nothing tells the interfaces of a pod apart"
@@ -302,7 +300,7 @@ def podref(pod: tuple[str, str, str]) -> str:
 
 
 def reservation(lease: Lease) -> dict[str, Any]:
-    """The reservation of the address of `lease` as JSON."""
+    """The object, as JSON, that reserves the address of `lease`."""
     details = {
         "pool": lease.pool,
         "network": lease.network,
@@ -321,7 +319,7 @@ def reservation(lease: Lease) -> dict[str, Any]:
 
 
 class Reservation:
-    """A reservation as it was read. `lease` is the lease that its annotation, spec and name describe.
+    """A reservation as it was read. Its annotation, spec and name describe the lease `lease`.
 
     `address` is None if the name contains no address. `scopes` are the known scopes with which the name may begin.
     """
@@ -344,8 +342,8 @@ class Reservation:
         self.place(scopes)
 
     def place(self, scopes: Iterable[str]) -> None:
-        """Split the name into scope and address, after the longest of `scopes` that an address follows. If none fits,
-        split at the first "-" that an address follows."""
+        """Split the name into scope and address. The scope is the longest of `scopes` before an address. If none of
+        `scopes` fits, the name is split at the first "-" before an address."""
         known = sorted(scopes, key=len, reverse=True)
         split = (self.name[:at] for at, sign in enumerate(self.name) if sign == "-" and at)
         self.address, self.lease.scope = None, ""
@@ -368,7 +366,7 @@ class Reservation:
         return self.lease.scope, self.address
 
     def is_of(self, lease: Lease) -> bool:
-        """Whether the reservation names the container of `lease`, or no container but its pod; sequences may differ."""
+        """Whether the reservation names the container of `lease` or, if it names no container, the pod of `lease`."""
         own = self.lease
         if own.ifname and lease.ifname and own.ifname != lease.ifname:
             return False
@@ -377,14 +375,14 @@ class Reservation:
         return bool(lease.pod[1]) and own.pod_name == lease.pod_name
 
     def tell(self, lease: Lease) -> None:
-        """Copy to `lease` the members that allocations lack. The reservation must belong to the lease."""
+        """Copy to `lease`, whose reservation this is, the data that an allocation lacks, such as network and uid."""
         own = self.lease
         lease.pod = (*lease.pod_name, own.pod[2])
         lease.network, lease.node, lease.machine = own.network, own.node, own.machine
         lease.netns, lease.boot_id, lease.sequence, lease.since = own.netns, own.boot_id, own.sequence, own.since
 
     def replacement(self, new: dict[str, Any]) -> list[dict[str, Any]]:
-        """The JSON patch that sets the spec of `new` and adds its metadata. It fails if the object has changed."""
+        """The JSON patch that sets the spec of `new` and adds its metadata. Fails if the object has changed."""
         metadata = new["metadata"]
         members = {"/metadata/annotations": self._annotations | metadata["annotations"], "/spec": new["spec"]}
         if "labels" in metadata:
@@ -393,7 +391,7 @@ class Reservation:
 
 
 def _told(spec: Mapping[str, Any], details: Any) -> Lease:
-    """The lease of a reservation, without its address. Raises ValueError or TypeError for malformed `details`."""
+    """The lease that a reservation describes, without its address. Raises ValueError or TypeError for bad `details`."""
     known = {"pool": "", "network": "", "node": "", "uid": "", "bootID": "", "netns": "", "sequence": 0, **details}
     namespace, _, name = str(spec.get("podref") or "").partition("/")
     attachment = Attachment(

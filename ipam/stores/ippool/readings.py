@@ -1,4 +1,4 @@
-"""The pools and reservations that one session has read, their leases, and changes to them.
+"""The pools and reservations that a session has read, their leases, and changes to these objects.
 
 A patch tests that the object has not changed since it was read.
 """
@@ -24,11 +24,11 @@ _CONTENDED_SECONDS, _LONGEST_PAUSE = 60.0, 5.0
 
 
 class PoolReadings(ObjectStore):
-    """The readings of a session, and changes to what was read. A pool is read under the node's lock of the pool.
+    """The objects that a session has read, and changes to them. A pool is read under the node's lock of the pool.
 
-    Members of the store's reference (Store.record): `pools`, the pools in which an attachment may have leases (absent:
-    all); `node`, the node whose slices these pools are (absent: the pools are whole ranges); `moves`, whether a
-    migration uses closed pools too.
+    The store's reference (Store.record) may have these members. `pools` are the pools in which an attachment may have
+    leases (absent: all). `node` is the node whose slices these pools are (absent: the pools are whole ranges). `moves`
+    is true for a migration, which uses closed pools too.
     """
 
     def _prepare(self) -> None:
@@ -56,7 +56,7 @@ class PoolReadings(ObjectStore):
         return [pool for pool in self._read_pools.values() if pool]
 
     def _listed(self) -> list[IPPool]:
-        """All pools of the namespace except closed ones, read anew."""
+        """All pools of the namespace except closed pools, read again from the server."""
         return [self._parsed(found, 0) for found in self.api.list_all(POOLS) if not objects.is_closed(found)]
 
     def _pool(self, name: str) -> IPPool | None:
@@ -69,7 +69,7 @@ class PoolReadings(ObjectStore):
         return self._read_pools[name]
 
     def _parsed(self, document: dict[str, Any], size: int) -> IPPool:
-        """The IPPool in `document` (`size` bytes). Raises InvalidConfig if its range is invalid, or the pool closed."""
+        """The IPPool in `document` (`size` bytes). Raises InvalidConfig if its range is invalid, or it is closed."""
         try:
             return IPPool(document, size, self._moves)
         except ValueError as fault:
@@ -93,7 +93,7 @@ class PoolReadings(ObjectStore):
         return self._reservations[name]
 
     def _lease(self, pool: IPPool, entry: Allocation) -> Lease:
-        """The lease of an allocation: from this node's records if they have it, else from the allocation alone."""
+        """The lease of an allocation, from this node's records or, if they lack it, from the allocation alone."""
         known = self._known_leases().get((pool.name, pool.family, entry.value))
         if known and entry.is_of(known):
             return known
@@ -106,8 +106,8 @@ class PoolReadings(ObjectStore):
         return self._lease(pool, entry) if pool and entry else None
 
     def _completed(self, lease: Lease, by_container: bool = False) -> Lease:
-        """`lease` with the data of its reservation, if no record has them. Without a reservation, the scope is None.
-        With `by_container`, a reservation that names no container does not count."""
+        """`lease` with the data of its reservation, if no record has them. If there is no reservation, the scope is
+        None. If `by_container` is true, a reservation that names no container does not count."""
         found = self._reservation(lease)
         own = found is not None and found.is_of(lease) and not (by_container and not found.lease.container_id)
         if lease.sequence == 0 and found and own:
@@ -124,7 +124,7 @@ class PoolReadings(ObjectStore):
         return entry is not None and entry.is_of(lease) and not self._is_superseded(lease)
 
     def _is_superseded(self, lease: Lease) -> bool:
-        """Whether the attachment has claimed the address again after `lease`. The node's records show this, pools do not."""
+        """Whether the node's records show that the attachment has claimed the address again after `lease`."""
         known = self._known_leases().get(lease.place)
         return known is not None and known.attachment == lease.attachment and known.key() != lease.key()
 
@@ -136,7 +136,7 @@ class PoolReadings(ObjectStore):
         return self._recorded
 
     def _remember(self, leases: Sequence[Lease], gone: Sequence[Lease]) -> None:
-        """Update `_known_leases`, if loaded: `leases` were claimed, `gone` were given up."""
+        """Update the result of `_known_leases` if it is loaded: `leases` were claimed, `gone` were given up."""
         if self._recorded is not None:
             for old in gone:
                 self._recorded.pop(old.place, None)
@@ -184,8 +184,8 @@ class PoolReadings(ObjectStore):
         )
 
     def _create(self, name: str, family: int, changes: Changes) -> None:
-        """Create a pool for `changes`, but empty: otherwise a create that arrives late would lease addresses. Raises
-        Conflict if the pool exists, or OutcomeUnknown."""
+        """Create an empty pool for the addresses in `changes`. If it had allocations, a request that arrives late would
+        lease addresses. Raises Conflict if the pool exists, OutcomeUnknown after a lost reply."""
         try:
             cidr = range_of(name, family, next(iter(changes)))
         except ValueError:
@@ -208,7 +208,7 @@ class PoolReadings(ObjectStore):
             pass  # the cluster has no AddressLeases, or whereabouts' credentials may not list them
 
     def _pauses(self) -> Pauses:
-        """The pauses between attempts at a change that others prevent. Their sum may exceed the time of one request."""
+        """The pauses between attempts at a change that others prevent. They may exceed the time of one request."""
         seconds = self.api.seconds
         seconds = seconds if seconds < SHARED_SECONDS else max(seconds, _CONTENDED_SECONDS)
         return Pauses(min(time.monotonic() + seconds, self.api.deadline), longest=_LONGEST_PAUSE)
@@ -232,10 +232,10 @@ class PoolReadings(ObjectStore):
                     self._forget_reservation(lease)
 
     def _reserve_for_others(self, leases: Sequence[Lease]) -> None:
-        """Create the missing reservation of each address of `leases` that has a new owner. Raises OutcomeUnknown.
+        """Reserve each address of `leases` that has a new owner and no reservation. Raises OutcomeUnknown.
 
-        whereabouts moves an allocation to a restarted sandbox, but not the reservation, which still names the former
-        container. So the release of the former lease deletes the reservation.
+        whereabouts moves the allocation, but not the reservation, to a new sandbox of the pod. The reservation still
+        names the former container. So the release of the former lease has deleted the reservation.
         """
         for lease in leases:
             other = self._lease_at(lease) if lease.scope is not None else None

@@ -1,11 +1,11 @@
 """Node slices: the part of a range from which a node gives addresses, by the NodeSlicePool of whereabouts v0.9.4.
 
-whereabouts' node-slice-controller makes a NodeSlicePool for each network with `node_slice_size`, and names it by the
-network_name, else by the network's name. The controller divides the range into slices, and gives each node a slice.
-An ADD takes a free slice for a node without one; only the controller divides ranges and takes slices away from nodes.
+whereabouts' node-slice-controller makes a NodeSlicePool for each network with `node_slice_size`. Its name is the
+network_name or, without this key, the network's name. The controller divides the range into slices, and gives each node
+a slice. An ADD takes a free slice for a node that has none. Only the controller divides ranges, or takes a slice away.
 
 Pods may use a slice that no node has: a node was deleted while its pods run, or the range was divided again. So an
-ADD lists the pools, and skips a slice with an address in another pool of the network.
+ADD lists the pools, and skips a slice with an address that is allocated in another pool of the network.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def narrow(config: IpamConfig, network: str, seconds: float, take: bool) -> None:
-    """Set the range of `config` to this node's slice, else to a free slice, which `take` assigns to the node.
+    """Set the range of `config` to this node's slice. Without one, use a free slice; `take` assigns it to the node.
 
     Raises TryAgainLater when no slice is left, InvalidConfig for a configuration that does not fit the NodeSlicePool,
     and the errors of the API server.
@@ -74,7 +74,7 @@ def _slice(api: Api, name: str, network_name: str, node: str, rng: Range, take: 
 
 
 def _read(api: Api, name: str) -> tuple[str, list[tuple[str, str]]]:
-    """(resourceVersion, list of slices) of a NodeSlicePool. A slice is (node, CIDR), with node "" for a free slice."""
+    """(resourceVersion, list of slices) of a NodeSlicePool. A slice is (node, CIDR); a free slice has node ""."""
     try:
         document, _ = api.get(SLICES, name)
     except NotFound:
