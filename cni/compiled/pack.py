@@ -3,9 +3,8 @@
     python cni/compiled/pack.py
 
 writes bin/modules.TAG. TAG is the version of the Python that runs the command (cpython-311), because compiled code fits
-only one version. The file begins with a head of HEAD bytes. The head has the marshalled pair (code of
-cni/compiled/packed.py, index of the modules), and at its end a digest of the whole content. The code of each module
-follows the head.
+only one version. The file begins with a head of HEAD bytes: the marshalled pair (code of cni/compiled/packed.py, index
+of the modules), and at the end a digest of the whole content. The code of each module follows the head.
 Docstrings, assertions, annotations and the imports for annotations are left out: nothing reads them in a plugin.
 """
 

@@ -27,8 +27,7 @@ _REMEDY = (
 def complete(request: Request, log: Log) -> None:
     """Replace the configuration of `request`, if it has the key `rail`, by the configuration of one rail.
 
-    Raises InvalidConfig when an ADD has no allocated device, when the device is on no NIC in `rail.nics`, or when
-    another key contradicts the device.
+    Raises InvalidConfig for an ADD without an allocated device, or whose device contradicts `rail.nics` or another key.
     """
     document = request.member("rail")
     if not isinstance(document, dict):

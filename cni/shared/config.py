@@ -42,8 +42,7 @@ class Key:
 
     `read` checks the JSON value and returns the value of the attribute. Its ValueError states the wanted form. `doc` is
     the description of the key. If the value is a path, `roots` is the key of the node's policy (cni.shared.policy) that
-    lists the directories for the path. The attribute has the name that the key has in its class; the key has the same
-    name unless `name` is given.
+    lists the directories for the path. The key has the name of the attribute that declares it, unless `name` is given.
     """
 
     def __init__(self, read: Callable[[Any], Any], default: Any = None, name: str = "", roots: str = "") -> None:

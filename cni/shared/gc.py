@@ -40,8 +40,7 @@ class Began:
 
 
 def valid_attachments(request: Request, log: Log) -> set[Attachment] | None:
-    """The attachments in VALID_ATTACHMENTS, which GC must keep. If the key is absent, log a warning and return None: GC
-    must then remove nothing.
+    """The attachments in VALID_ATTACHMENTS, which GC must keep. Without this key, log a warning and return None.
 
     The value null means an empty list: runtimes written in Go send null for a network without attachments. Raises
     InvalidConfig when the value is no list of attachments.

@@ -59,7 +59,6 @@ class Rail:
 
     @property
     def table(self) -> int:
-        """The number of the rail's routing table."""
         return self.table_base + self.index
 
     @property

@@ -21,8 +21,7 @@ lock: our link plugin holds the lock of its part while it calls our IPAM plugin,
 Records decide which links and leases are deleted, moved and released. So a record is trusted only if no user but root
 can have written it, and if its checksum, the last member, is right. Every later format keeps the number of the format,
 the checksum and the members network, containerID and ifname. So an older version can distinguish a newer record from a
-damaged record. `read` refuses a record of a newer format. Listings skip such a record, so that calls for other
-attachments succeed.
+damaged record. `read` refuses a record of a newer format. Listings skip it, so calls for other attachments succeed.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
             """Make the plan, without I/O. Raises CniError, with the reason, when the attachment cannot be made."""
 
         def apply(self, planned: Any, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link | None:
-            """Bring the link into the sandbox and name it, but leave it down. Returns None for a DPDK device."""
+            """Bring the link into the sandbox, name it, and leave it down. Returns the link; None for a DPDK device."""
 
         def refused_up(self, planned: Any, fault: KernelError) -> str:
             """The error message for `fault`, the kernel's refusal to set the link up."""

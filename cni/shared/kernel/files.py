@@ -70,7 +70,6 @@ def temporary_of(name: str) -> str:
 
 
 def read_whole(path: str) -> bytes:
-    """The content of the file at `path`."""
     with open(path, "rb", 0) as file:
         return file.read()
 

@@ -5,7 +5,7 @@ up, routes. With arp_notify the kernel announces the IPv4 addresses when the lin
 net/ipv4/devinet.c). The kernel does not announce an IPv6 address that skips duplicate address detection. To trigger the
 announcement, this module sets the link's MAC to its present value (NETDEV_CHANGEADDR in ndisc_netdev_event,
 net/ipv6/ndisc.c), which saves a raw socket and 12 ms. The MAC is also set if the link was up before it had addresses,
-or if hardware got its carrier late, to announce the addresses of both families (inetdev_event).
+or if hardware got its carrier late. This announces the addresses of both families (inetdev_event).
 """
 
 from __future__ import annotations

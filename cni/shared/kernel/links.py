@@ -125,7 +125,6 @@ class Rtnl(netlink.Socket):
             raise
 
     def links(self) -> list[Link]:
-        """All links of the namespace."""
         return [Link(body) for body in self.dump(GETLINK, ifinfo(0) + _SKIP_STATISTICS)]
 
     def add_macvlan(

@@ -45,7 +45,6 @@ def try_lock_byte(fd: int, offset: int) -> bool:
 
 
 def unlock_byte(fd: int, offset: int) -> None:
-    """Release the lock of the byte at `offset` of `fd`."""
     fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, offset))
 
 
@@ -65,7 +64,6 @@ def try_lock_file(fd: int) -> bool:
 
 
 def unlock_file(fd: int) -> None:
-    """Release the lock of the whole file `fd`."""
     fcntl.flock(fd, fcntl.LOCK_UN)
 
 

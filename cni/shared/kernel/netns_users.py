@@ -4,9 +4,8 @@ processes, threads and open descriptors.
 A namespace and its links exist as long as the namespace has a user. For example, thick Multus keeps a descriptor of a
 pod's namespace open after the runtime has removed the path. Sources: namespaces(7), proc(5).
 
-Two kinds of users are not found, because no path in /proc leads from them to the namespace: a socket that was made in
-the namespace, and a descriptor in transit between two processes. (With pidfd_getfd(2) and SIOCGSKNS each socket of each
-process could be examined.)
+Two kinds of users are not found, because no path leads to them: a socket that was made in the namespace, and a descriptor
+in transit between two processes. (With pidfd_getfd(2) and SIOCGSKNS each socket of each process could be examined.)
 """
 
 from __future__ import annotations

@@ -52,5 +52,4 @@ def machine_id() -> str:
 
 
 def host_name() -> str:
-    """The host name (uname(2))."""
     return os.uname().nodename

@@ -103,7 +103,6 @@ def is_roce(device: str, port: int, root: str = "/sys") -> bool:
 
 
 def is_iwarp(device: str, root: str = "/sys") -> bool:
-    """Whether the verbs device speaks iWARP."""
     return _value(f"{root}{CLASS}/{device}/node_type").endswith("RNIC")  # "4: RNIC"
 
 

@@ -26,9 +26,8 @@ class Rule:
     """A routing policy rule. A rule belongs to the namespace, so it outlives the removal of a link. `source` is
     "address/length", or "" for any address. The rule with the lowest `priority` comes first.
 
-    `is_unconditional` is true if the rule applies to all packets of the node that have neither source address nor mark.
-    Examples are `from all` and `not from all fwmark N`. `suppresses_defaults` is true if the rule ignores the default
-    routes in `table`.
+    `is_unconditional` is true if the rule applies to all the node's packets without source address and mark, such as
+    the rule `from all`. `suppresses_defaults` is true if the rule ignores the default routes in `table`.
     """
 
     def __init__(self, body: bytes) -> None:

@@ -1,8 +1,7 @@
 """Find the sandbox (network namespace) of an attachment again, or decide that the sandbox is gone.
 
-A path does not identify a namespace. A later sandbox may have the path of an earlier one, and without a path a
-namespace exists as long as a process, a mount or an open descriptor uses it. So the record has the identity of the
-namespace.
+A path does not identify a namespace. A later sandbox may have the path of an earlier one, and a namespace exists
+without a path while a process, a mount or an open descriptor uses it. So the record has the namespace's identity.
 """
 
 from __future__ import annotations

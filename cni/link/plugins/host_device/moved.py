@@ -2,8 +2,7 @@
 
 The former state of the device is recorded before the device is changed. `devices.is_same` recognises the device later,
 by its parent device, its permanent MAC or other signs, but never only by its name. In the sandbox the device has a
-mark: its alias is its name on the host. Go's host-device sets the same mark, so each of the two plugins can return the
-other plugin's devices to the host.
+mark: its alias is its name on the host. Go's host-device sets the same mark, so each plugin can return devices of both.
 
 Sources: net/core/dev.c (__dev_change_net_namespace: a move closes the device and drops its addresses and routes;
 default_device_exit_net: a dying namespace returns a physical device to the initial namespace under its name in the pod,
@@ -123,8 +122,7 @@ def _return_device(attachment: Attachment, record: dict[str, Any], host: Rtnl, r
 
     The caller holds the lock of the attachment, whose sandbox ended without a DEL. The DEL may come later, when another
     attachment has the device. The note tells the DEL to leave the device alone (sriov-cni #219). When the kernel
-    refuses to restore a part of the state, the first call for a record raises Unrestored, since a retry may succeed. A
-    second call only logs the refusal.
+    refuses a part of the state, the first call for a record raises Unrestored, and a second call only logs the refusal.
     """
     plugin = named(record["plugin"])
     log = records.log or Log(str(attachment))
@@ -390,7 +388,7 @@ def with_names_free(here: Rtnl, there: Rtnl, index: int, move: Callable[[], None
 
 
 def without_link(planned: MovePlan) -> tuple[str, int] | None:
-    """("", configured MTU) for a device with a userspace driver, whose MAC is unknown; None for a netdev."""
+    """The MAC, which is unknown (""), and the configured MTU of a device with a userspace driver; None for a netdev."""
     return None if planned.device else ("", planned.mtu)
 
 

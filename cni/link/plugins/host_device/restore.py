@@ -273,8 +273,7 @@ class Restoration:
         """The steps for the missing addresses, in the kernel's order.
 
         An IPv6 address that is the source of a route must be usable when the route is set. So such an address is first
-        added without duplicate address detection, and then gets its former flags. It passed the detection before the
-        device left the host.
+        added without duplicate address detection, which it passed before the move, and then gets its former flags.
         """
         saved = [Address(bytes.fromhex(text)) for text in self.saved["addresses"]]
         now = addresses.list_of(self.host, self.index) if saved else []
