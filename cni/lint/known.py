@@ -145,7 +145,7 @@ def unknown_keys(
             scope.warn(at, f'"{name}" is read as "{same}"', f'write "{same}"', at_key=True)
         else:
             message = f'{whose} has no key "{name}": it is ignored'
-            scope.warn(at, message, correction(name, sorted(tops), _elsewhere(name, kind)), at_key=True)
+            scope.warn(at, message, correction(name, sorted(tops), _elsewhere(name, kind, tops)), at_key=True)
         if nested and isinstance(value, dict):
             for inner in value:
                 if inner.lower() not in {n.lower() for n in nested}:
@@ -163,10 +163,11 @@ def executable(scope: Scope, at: Keys, name: str, names: Collection[str], what: 
         note(at, f"no {what} of the name {name} is known", fix)
 
 
-def _elsewhere(name: str, kind: str) -> str:
-    """The remedy for the unknown key `name`: move it into or out of "ipam" if it is known there, else remove it."""
+def _elsewhere(name: str, kind: str, tops: Collection[str]) -> str:
+    """The remedy for the unknown key `name`: move it into or out of "ipam" if it is known there, else remove it, or
+    write one of the known keys `tops` if these are few, as in a route."""
     if kind and name.lower() in {k.name.lower() for k in (*tables.RANGE_KEYS, *tables.IPAM_KEYS)}:
         return f'move "{name}" into "ipam"'
     if not kind and any(name.lower() == k.name.lower() for own in LINK_PLUGINS for k in plugins.named(own).KEYS):
         return f'move "{name}" out of "ipam", to the plugin'
-    return "remove it"
+    return f"remove it, or write one of {', '.join(sorted(tops))}" if 1 < len(tops) < 10 else "remove it"

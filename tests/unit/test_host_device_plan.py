@@ -71,6 +71,7 @@ def test_what_cannot_be_moved_is_refused_with_the_reason(
 
 @pytest.mark.parametrize("config", [
     {"kernelpath": "/sys/class/net/ens2f0"}, {"kernelpath": "/sys/devices/../../etc"}, {"pciBusID": "../../etc"},
+    {"pciBusID": "99"},
     {"runtimeConfig": {"deviceID": "a/b"}}, {"runtimeConfig": {"deviceID": 7}}, {"hwaddr": "nonsense"},
     {"device": 7},
 ], ids=json.dumps)  # fmt: skip

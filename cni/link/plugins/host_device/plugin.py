@@ -88,6 +88,8 @@ def read(request: Request, faults: list[Fault]) -> HostDeviceConfig:
         if "/" in value:
             faults.append(Fault(key, value, "want the name of one device, without /"))
     config.select()
+    if config.selected.startswith("pciBusID") and not sysfs.is_pci_address(config.pci):
+        faults.append(Fault("pciBusID", config.pci, "want a PCI address such as 0000:3b:00.0"))
     return config
 
 
