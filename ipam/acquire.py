@@ -137,11 +137,14 @@ class _Attempts:
         if planned.settled:
             terms.remember(wants, found.own[0].sequence)
             return values
-        terms.remember(wants, owner.sequence)
+        left = store.left(planned.given_up, wants)
+        terms.remember([*wants, *left], owner.sequence)
         answer = store.claim(wants, owner, planned.given_up)
         if isinstance(answer, Unknown):
             terms.open, terms.is_unsure = () if answer.failed else wants, True
         if isinstance(answer, Claimed):
+            if left:
+                terms.remember(wants, owner.sequence)
             return values
         if isinstance(answer, Taken) and answer.wants:
             self._lost += self._lost_to_others(wants, planned, answer.wants)
@@ -303,7 +306,7 @@ class AddTerms:
 
     def remember(self, wants: Sequence[Want], sequence: int) -> None:
         """Write the attachment's record with `wants` and `sequence`, the time of the claim in ns since 1970. Called
-        before each claim, and when the attachment already has the leases."""
+        before each claim, with the leases that a killed claim may leave, and when the attachment has all its leases."""
         owner, former = self._owner, self.record
         owner.sequence = sequence
         new = recorded_document(stores.recorded(self._store_ref), wants, owner, self._config.cooldown_seconds)

@@ -13,7 +13,9 @@ restored from these parts. An IPAM part has the members of every record and thes
     pod        [namespace, name, uid]; "" for an unknown part
     sequence   the time of the claim, in ns since 1970
     scope      the reservation scope of all addresses, null for none
-    pools, addresses   lists of the same length: the pool and the text of each address
+    pools, addresses   lists of the same length: the pool and the text of each address. While a claim is under way, they
+               also have the leases that it gives up, if the store makes it in several steps
+    scopes     the scope of each address, as in `scope`; absent if all are the same
     machine    the node's machine ID (cni.shared.kernel.node.machine_id); absent if there is none
     cooldown   the seconds for which the freed addresses are given to no other pod; absent for 0
     pending    true when a DEL could not release the addresses
@@ -236,6 +238,9 @@ def recorded_document(store: dict[str, Any], wants: Sequence[Want], owner: Owner
         "addresses": [want.text for want in wants],
         "pending": False,
     }
+    scopes = [want.scope for want in wants]
+    if len(set(scopes)) > 1:
+        found["scopes"] = scopes
     if owner.machine:
         found["machine"] = owner.machine
     if cooldown:
@@ -253,8 +258,10 @@ def recorded_leases(attachment: Attachment, record: dict[str, Any]) -> list[Leas
     """The leases in a record. Raises ValueError when a member is not as `recorded_document` writes it."""
     owner = owner_from_json(record, attachment)
     try:
-        places = zip(record["pools"], record["addresses"], strict=True)
-        found = [Lease(want_from_json(record, pool, text), owner) for pool, text in places]
+        scopes = record.get("scopes", [])
+        scopes = [*scopes, *[record["scope"]] * (len(record["pools"]) - len(scopes))]
+        places = zip(record["pools"], record["addresses"], scopes, strict=True)
+        found = [Lease(want_from_json({"scope": scope}, pool, text), owner) for pool, text, scope in places]
         if not isinstance(record["store"], dict):
             raise TypeError("store")
     except (KeyError, TypeError) as fault:

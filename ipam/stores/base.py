@@ -253,6 +253,10 @@ class Store:
         """
         raise NotImplementedError
 
+    def left(self, instead_of: Sequence[Lease], wants: Sequence[Want]) -> list[Lease]:
+        """Those leases in `instead_of` that a killed claim may leave beside the leases for `wants`."""
+        return []
+
     def release(self, leases: Sequence[Lease]) -> int:
         """Free those `leases` that are unchanged in the store. Returns their number. May free some and then fail."""
         raise NotImplementedError

@@ -38,7 +38,7 @@ MISORDERED = {
     "the lease's record written after the claim": (
         Edit(
             "ipam/acquire.py",
-            r"( +terms\.remember\(wants, owner\.sequence\)\n)( +answer = store\.claim\(.*\n)",
+            r"( +terms\.remember\(\[.*\], owner\.sequence\)\n)( +answer = store\.claim\(.*\n)",
             r"\2\1",
         ),
         "macvlan-add",

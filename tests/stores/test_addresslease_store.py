@@ -523,7 +523,7 @@ def test_a_lease_that_a_claim_could_not_give_up_is_found_by_the_next_reading(ser
     store = opened(lambda: known)
     old = claimed(store, TEN + 1)
     server.faults = lambda method, resource, number: DROP_BEFORE if method == "DELETE" else None
-    known[:] = [Lease(want(TEN + 2, POOL), owner("c1", 2))]
+    known[:] = [Lease(want(TEN + 2, POOL), owner("c1", 2)), *old]
     assert isinstance(store.claim([want(TEN + 2, POOL)], owner("c1", 2), old), Unknown)
     server.faults = lambda *_: None
     assert [lease.value for lease in store.find(owner("c1").attachment)] == [TEN + 1, TEN + 2]

@@ -738,3 +738,63 @@ def test_status_finds_each_wrong_definition_of_reservations(
         monkeypatch.setitem(SPECS, RESERVATIONS, {"type": "object", **definition})
     with pytest.raises(CniError, match="(?i)overlappingrangeipreservation"):
         place.call("STATUS")
+
+
+# --- an ADD that takes other addresses than before, and is killed ---
+
+TWICE = [[{"range": f"10.{number}.{part}.0/24"} for number in (0, 1)] for part in (0, 1)]
+MOVES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # the keys of the first ADD, and of the second
+    "to another range": ({}, {"range": "10.0.1.0/24"}),
+    "to two other ranges": ({"ipRanges": TWICE[0]}, {"ipRanges": TWICE[1]}),
+    "to one range of two": ({"ipRanges": TWICE[0]}, {}),
+    "from a static address": ({"addresses": [{"address": "10.0.0.9/24"}]}, {}),
+    "to no scope": ({}, {"enable_overlapping_ranges": False}),
+    "to a scope": ({"enable_overlapping_ranges": False}, {"enable_overlapping_ranges": True}),
+    "to another name": ({}, {"network_name": "blue"}),
+}
+
+
+@pytest.mark.well("it kills the call at each request")
+@pytest.mark.parametrize(
+    ("place", "move", "ends", "is_served"),
+    pairwise(ILL_STORES, MOVES, ["DEL", "ADD", "GC"], [False, True]),
+    indirect=["place"],
+)
+def test_a_move_to_other_addresses_that_is_killed_at_any_request_leaves_no_lease(
+    place: Place, move: str, ends: str, is_served: bool
+) -> None:
+    former, new = MOVES[move]
+    real = http.Connection.request
+    if "ipRanges" in former:
+        del place.block["range"]
+    if not new:
+        new = {"range": "10.0.0.0/24"}
+    for at in itertools.count(1):
+        left = [None] * at
+
+        def request(connection: http.Connection, *arguments: Any, left: list[None] = left) -> tuple[int, bytes]:
+            left.pop()
+            if left:
+                return real(connection, *arguments)
+            left.append(None)
+            if is_served:
+                real(connection, *arguments)
+            raise Died
+
+        given = place.call("ADD", "c1", "a", **former)
+        store_ref = place.store_ref
+        with pytest.MonkeyPatch.context() as killing, suppress(Died):
+            killing.setattr(http.Connection, "request", request)
+            given = place.call("ADD", "c1", "a", **new)
+            at = 0
+        if ends == "ADD":
+            given = place.call("ADD", "c1", "a", **new)
+            assert place.leased(store_ref) == dict.fromkeys(given, "c1")
+        if ends == "GC":
+            place.collect(**new)
+        else:
+            place.delete("c1", "a", **new)
+        assert place.leased(store_ref) == {} and place.records().all() == [], at
+        assert not place.server.names(RESERVATIONS)
+        if not at:
+            break

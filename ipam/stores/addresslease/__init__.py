@@ -60,7 +60,6 @@ class AddressLeaseStore(ObjectStore):
         self._lists: dict[tuple[Any, ...], Any] = {}  # the results of this session's lists
         self._recent = False  # whether lists come from the server's cache, which may be a moment old
         self._surveyed: Survey | None = None  # the last survey for a new attachment
-        self._is_doubtful = False  # an unfinished claim may have left leases that no record has
 
     def _begin(self) -> None:
         """Forget what the last session has read. This store has no lock to take."""
@@ -85,12 +84,11 @@ class AddressLeaseStore(ObjectStore):
 
     def find(self, attachment: Attachment) -> list[Lease]:
         """As Store.find, but without a search if all leases in the attachment's record still exist: the attachment has
-        no others, since a claim makes all of its leases or none. After a claim with an unknown outcome there is a search,
-        since the leases that the claim was to replace may still exist."""
+        no others, since the record also has those that an unfinished claim was to give up."""
         with self.session():
             recorded = [lease for lease in self._known() if lease.attachment == attachment]
             found = self._standing(recorded)
-            if not recorded or len(found) < len(recorded) or self._is_doubtful:
+            if not recorded or len(found) < len(recorded):
                 chosen = self._chosen({objects.ATTACHMENT: objects.hashed(*attachment.key())})
                 found = [entry.lease for entry in chosen if entry.held and entry.lease.attachment == attachment]
             return by_place(found)
@@ -120,12 +118,13 @@ class AddressLeaseStore(ObjectStore):
         another attachment has it, release the lease of `own`.
         """
         kept: dict[tuple[str, int, int], Lease] = {}
-        mixed = {pool: self._is_mixed(lease) for pool, lease in {lease.pool: lease for lease in own}.items()}
+        kinds = {(lease.pool, lease.scope is None): lease for lease in own}
+        mixed = {pool for (pool, _), lease in kinds.items() if self._is_mixed(lease)}
         for lease in own:
             if lease.place in kept:
                 continue  # it has been released
             kept[lease.place] = lease
-            other = self._objects.twin(lease) if mixed[lease.pool] else None
+            other = self._objects.twin(lease) if lease.pool in mixed else None
             if other is None:
                 continue
             if other.lease.attachment == lease.attachment:
@@ -222,7 +221,6 @@ class AddressLeaseStore(ObjectStore):
                 answer = self._attempt(wants, owner, instead_of)
             finally:
                 self._lists.clear()
-            self._is_doubtful = isinstance(answer, Unknown) and bool(instead_of)
             if instead_of or not isinstance(answer, Taken):
                 self._surveyed, self._recent = None, False
             return answer

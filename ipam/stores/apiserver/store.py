@@ -58,6 +58,10 @@ class ObjectStore(ServedStore):
         """The integer values of the addresses in a pool that cannot be claimed."""
         raise NotImplementedError
 
+    def left(self, instead_of: Sequence[Lease], wants: Sequence[Want]) -> list[Lease]:
+        made = [(*want.place, want.scope) for want in wants]
+        return [old for old in instead_of if (*old.place, old.scope) not in made]
+
     def _attempt(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease]) -> Claimed | Taken | Unknown:
         """Make a claim that needs several requests, by `_make`. Returns the answer for Store.claim.
 

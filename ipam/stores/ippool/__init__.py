@@ -360,6 +360,11 @@ class KubernetesStore(PoolReadings):
                 self._forget_pool(name)
                 attempts.insist(OutcomeUnknown(f"pool {name} of {self.api} was changed by others each time: {fault}"))
 
+    def left(self, instead_of: Sequence[Lease], wants: Sequence[Want]) -> list[Lease]:
+        """As Store.left. At one address of a pool there is one allocation, whose former reservation may be left."""
+        made = [want.place for want in wants]
+        return [old for old in super().left(instead_of, wants) if old.scope is not None or old.place not in made]
+
     def release(self, leases: Sequence[Lease]) -> int:
         freed = 0
         left = list({lease.key(): lease for lease in leases}.values())
