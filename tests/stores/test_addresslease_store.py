@@ -632,3 +632,29 @@ def test_a_restarted_pod_keeps_its_addresses_also_when_a_create_of_its_former_sa
     got = acquire.acquire(store, [Group("gpu", [[need] for need in needs], 0)], whose, AnyAddress())
     assert got == [TEN + 1, TEN + 257]
     assert {lease.container_id for pool in ("10.0.0.0-24", "10.0.1.0-24") for lease in opened().leases(pool)} == {"new"}
+
+
+@pytest.mark.well("it counts the requests of a well server")
+def test_only_the_addresses_without_a_lease_are_settled(place: Place) -> None:
+    """By a DEL, and by an ADD that is repeated."""
+    ranges = [{"range": f"10.{number}.0.0/24"} for number in range(20)]
+    place.call("ADD", "c1", "a", ipRanges=ranges)
+    place.server.remove(ADDRESSES, "10.7.0.1")
+    asked(place.server)
+    place.call("ADD", "c1", "a", ipRanges=ranges)
+    posts = [request for request in asked(place.server) if request == f"POST {ADDRESSES}"]
+    assert len(posts) == 2  # of the object that makes late requests fail, and of the new lease, which takes it over
+    place.server.remove(ADDRESSES, "10.7.0.1")
+    place.delete("c1", "a", ipRanges=ranges)
+    requests = asked(place.server)
+    assert requests.count(f"POST {ADDRESSES}") == 1 and len(requests) < 2 * len(ranges) + 8, len(requests)
+    assert place.server.names(ADDRESSES) == ["10.7.0.1"] and held(place) == []
+
+
+@pytest.mark.well("it counts the requests of a well server")
+def test_an_object_that_only_makes_late_requests_fail_does_not_end_the_lowest_addresses(
+    place: Place, opened: Opened
+) -> None:
+    late = Lease(want(TEN + 255, "10.0.0.0-16"), owner("gone", 1))
+    opened(lambda: [late]).settle(late.attachment, 1)
+    assert [place.add(f"c{number}", f"p{number}", range=WIDE) for number in range(2)] == ["10.0.0.1", "10.0.0.2"]

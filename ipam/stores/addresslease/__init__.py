@@ -60,10 +60,12 @@ class AddressLeaseStore(ObjectStore):
         self._lists: dict[tuple[Any, ...], Any] = {}  # the results of this session's lists
         self._recent = False  # whether lists come from the server's cache, which may be a moment old
         self._surveyed: Survey | None = None  # the last survey for a new attachment
+        self._freed: set[tuple[Attachment, str]] = set()  # of this session: attachment and object
 
     def _begin(self) -> None:
         """Forget what the last session has read. This store has no lock to take."""
         self._lists.clear()
+        self._freed.clear()
 
     def ready(self, wants: Sequence[Want] = ()) -> None:
         """Raise CniError if namespace, rights or CRD prevent a claim, or another namespace has a pool of `wants`."""
@@ -87,14 +89,23 @@ class AddressLeaseStore(ObjectStore):
         no others, since the record also has those that an unfinished claim was to give up."""
         with self.session():
             recorded = [lease for lease in self._known() if lease.attachment == attachment]
-            found = self._standing(recorded)
+            found: list[Lease] = []
+            for lease in recorded:
+                standing = self._standing([lease])
+                if not standing:
+                    break  # the search finds the others too
+                found += standing
             if not recorded or len(found) < len(recorded):
-                chosen = self._chosen({objects.ATTACHMENT: objects.hashed(*attachment.key())})
-                found = [entry.lease for entry in chosen if entry.held and entry.lease.attachment == attachment]
+                found = [entry.lease for entry in self._entries(attachment)]
             return by_place(found)
 
+    def _entries(self, attachment: Attachment) -> list[Entry]:
+        """The objects that hold an address for `attachment`, by a search."""
+        chosen = self._chosen({objects.ATTACHMENT: objects.hashed(*attachment.key())})
+        return [entry for entry in chosen if entry.held and entry.lease.attachment == attachment]
+
     def survey(self, owner: Owner, windows: Sequence[Window], new: bool) -> Survey:
-        """As Store.survey. `near_full`: the last address of the pool's first block (256 addresses) has an object."""
+        """As Store.survey. `near_full`: the last address of the pool's first block (256 addresses) is held or cooling."""
         with self.session():
             if new and self._surveyed:
                 self._recent = False  # another claim was first: the cache may be stale
@@ -106,7 +117,8 @@ class AddressLeaseStore(ObjectStore):
             pods = self._standing([lease for lease in self._known() if lease.is_of_pod(owner)])
             pool, scope, family, _, last = windows[0] if windows else ("", None, 4, 0, 0)
             ends = last % self.window == self.window - 1  # else the range ends in its first block, which is always read
-            near_full = ends and self._objects.get(objects.name_of(Want(pool, family, last, scope)), new) is not None
+            end = self._objects.get(objects.name_of(Want(pool, family, last, scope)), new) if ends else None
+            near_full = end is not None and end.state != objects.FORMER
             self._surveyed = Survey(own, by_place(pods), self._former(owner, new), near_full)
             return self._surveyed
 
@@ -296,6 +308,7 @@ class AddressLeaseStore(ObjectStore):
         with self.session():
             distinct = {lease.key(): lease for lease in leases}.values()
             freed = [lease for lease in distinct if self._objects.free(self.entry(lease), lease, self.cooldown)]
+            self._freed |= {(lease.attachment, objects.name_of(lease)) for lease in freed}
             self._lists.clear()
             self._surveyed, self._recent = None, False
         if freed and (self.cooldown or any(returns(lease.pod) for lease in freed)):
@@ -330,10 +343,16 @@ class AddressLeaseStore(ObjectStore):
         self._objects.change(self._objects.get(objects.name_of(lease)), lease, mark)
 
     def settle(self, attachment: Attachment, sequence: int) -> None:
-        """As Store.settle: make or label an object at each recorded address, so that a late create or patch fails."""
+        """As Store.settle: make or label an object at each recorded address, so that a late create or patch fails.
+
+        An address that the attachment has, or that this session has freed, needs none: its create was served, and a
+        late patch fails after the release.
+        """
         with self.session():
-            for lease in [lease for lease in self._known() if lease.attachment == attachment]:
-                self._objects.fence(lease)
+            served = self._freed | {(attachment, entry.name) for entry in self._entries(attachment)}
+            for lease in self._known():
+                if lease.attachment == attachment and (attachment, objects.name_of(lease)) not in served:
+                    self._objects.fence(lease)
             self._lists.clear()
 
     def forget(self) -> None:
