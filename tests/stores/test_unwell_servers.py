@@ -798,3 +798,22 @@ def test_a_move_to_other_addresses_that_is_killed_at_any_request_leaves_no_lease
         assert not place.server.names(RESERVATIONS)
         if not at:
             break
+
+
+@pytest.mark.well("it sets the clock back")
+@pytest.mark.parametrize("place", ILL_STORES, indirect=True)
+def test_a_container_is_attached_again_at_once_although_the_clock_was_set_back_after_a_delete_that_settled(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.add("c1", "a")
+    store_ref = place.store_ref
+    store = place.store(store_ref)
+    store.release(list(store.leases("10.0.0.0-24")))
+    place.delete("c1", "a")
+    real = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: real() - 300_000_000_000)
+    began = time.monotonic()
+    assert place.add("c1", "a") == "10.0.0.1" == place.add("c1", "a")
+    assert time.monotonic() < began + 5
+    place.delete("c1", "a")
+    assert place.leased(store_ref) == {} and place.records().all() == []

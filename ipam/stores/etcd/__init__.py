@@ -147,10 +147,11 @@ class EtcdStore(ServedStore):
         if len(set(unique)) < len(unique) or len(set(identities)) < len(identities):  # cannot succeed
             found = self._call(txn.transaction([], reads)).answers
             return Taken(self._taken(wants, instead_of, found))
-        void = self.keys.all("void", *owner.attachment.key())
+        voids = self.keys.void(owner.attachment, owner.sequence), end_of(self.keys.all("void", *owner.attachment.key()))
         compare = [txn.exists(key) for key in identities]
         compare += [txn.absent(key) for key in unique if key not in former]
-        compare.append(txn.absent(self.keys.void(owner.attachment, owner.sequence), end_of(void)))
+        compare.append(txn.absent(*voids))
+        reads.append(txn.read(*voids, keys_only=True))
         changes = [txn.put(*entry) for entry in puts.items()] + [txn.delete(key) for key in gone]
         freed = given_up(instead_of, wants) if self.cooldown else []
         term = self._term() if freed else 0
@@ -163,6 +164,10 @@ class EtcdStore(ServedStore):
         if reply.succeeded:
             return Claimed(leases)
         taken = self._taken(wants, instead_of, reply.answers)
+        if (
+            not taken
+        ):  # the caller has the attachment's lock, so it is not late: the clock was set back after a `settle`
+            owner.sequence = max([owner.sequence, *(keys.sequence_of(key) for key, _ in reply.answers[-1].entries)])
         late = OutcomeUnknown(f"a claim of {owner.attachment} came too late: retry")
         return Taken(taken) if taken else Unknown(late, failed=True)
 

@@ -138,6 +138,14 @@ def value_of(key: bytes, family: int) -> int:
     return int(place, 16)
 
 
+def sequence_of(key: bytes) -> int:
+    """The sequence at the end of a void/ key. Raises StateDamaged if there is none."""
+    text = key.rpartition(b"/")[2]
+    if len(text) != 16 or text.strip(_HEX):
+        raise _foreign(key, "does not end with a sequence")
+    return int(text, 16)
+
+
 def pod_of(pod: tuple[str, str, str], ifname: str) -> bytes:
     """A pod and its interface as in the value of a cooling/ key; b"" for a pod without a name."""
     return f"{pod[0]}/{pod[1]}/{ifname}".encode() if pod[1] else b""
