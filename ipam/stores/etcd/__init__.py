@@ -164,9 +164,7 @@ class EtcdStore(ServedStore):
         if reply.succeeded:
             return Claimed(leases)
         taken = self._taken(wants, instead_of, reply.answers)
-        if (
-            not taken
-        ):  # the caller has the attachment's lock, so it is not late: the clock was set back after a `settle`
+        if not taken:  # this claim is not late, since the caller holds a lock: the clock was set back after a `settle`
             owner.sequence = max([owner.sequence, *(keys.sequence_of(key) for key, _ in reply.answers[-1].entries)])
         late = OutcomeUnknown(f"a claim of {owner.attachment} came too late: retry")
         return Taken(taken) if taken else Unknown(late, failed=True)
