@@ -110,33 +110,28 @@ def _noted(operation: Operation) -> Callable[[Results], float | None]:
 
 LIMITS: dict[Operation, Limit | _Both] = {
     Operation(POOL, "VERSION"): Limit(0.25, _to_go(Operation(POOL, "VERSION"))),
-    Operation(POOL, "ADD"): _Both(
-        Limit(0.65, _to_go(Operation(POOL, "ADD"))), Limit(0.6, _cpu_to_go(Operation(POOL, "ADD")), "", "CPU")
-    ),
+    Operation(POOL, "ADD"): _Both(Limit(0.65, _to_go(Operation(POOL, "ADD"))),
+        Limit(0.6, _cpu_to_go(Operation(POOL, "ADD")), "", "CPU")),
     Operation(AS_CONTAINERD, "ADD"): Limit(1.05, _above_row_without, "", "of ADD / Go of the row without"),
     Operation(POOL, "CHECK"): Limit(0.5, _to_go(Operation(POOL, "CHECK"))),
     Operation(POOL, "DEL"): Limit(0.5, _to_go(Operation(POOL, "DEL"))),
     Operation(POOL_COLD, "ADD"): Limit(5.0, _to_go(Operation(POOL_COLD, "ADD"))),
     Operation(AT_ONCE, "ADD"): Limit(0.7, _to_go(Operation(AT_ONCE, "ADD"))),
-    Operation(HOST_DEVICE, "ADD"): _Both(
-        Limit(1.0, _to_go(Operation(HOST_DEVICE, "ADD"))), Limit(8, _above_move, " ms", "above the bare move")
-    ),
+    Operation(HOST_DEVICE, "ADD"): _Both(Limit(1.0, _to_go(Operation(HOST_DEVICE, "ADD"))),
+        Limit(8, _above_move, " ms", "above the bare move")),
     WORKERS_IDLE: Limit(100, _noted(WORKERS_IDLE)),
     WORKERS_BUSY: Limit(110, _noted(WORKERS_BUSY)),
-    Operation(ipam_group(FULL), "ADD"): Limit(
-        1.2, _to_other(Operation(ipam_group(FULL), "ADD"), Operation(ipam_group(0), "ADD")), "", "to 0 leases"
-    ),
+    Operation(ipam_group(FULL), "ADD"): Limit(1.2,
+        _to_other(Operation(ipam_group(FULL), "ADD"), Operation(ipam_group(0), "ADD")), "", "to 0 leases"),
     Operation(KUBE, "ADD"): Limit(0.3, _to_go(Operation(KUBE, "ADD"))),
-    Operation(KUBE_NODE, "ADD"): _Both(
-        Limit(0.05, _to_go(Operation(KUBE_NODE, "ADD"))),
-        Limit(0.3, _to_go(Operation(KUBE_NODE, "ADD"), IPPOOLS), "", f"{IPPOOLS} / {GO}"),
-    ),
+    Operation(KUBE_NODE, "ADD"): _Both(Limit(0.05, _to_go(Operation(KUBE_NODE, "ADD"))),
+        Limit(0.3, _to_go(Operation(KUBE_NODE, "ADD"), IPPOOLS), "", f"{IPPOOLS} / {GO}")),
     Operation(KUBE_NODES, "ADD"): Limit(0.5, _to_go(Operation(KUBE_NODES, "ADD"))),
     Operation(KUBE_FULL, "ADD"): Limit(0.03, _to_go(Operation(KUBE_FULL, "ADD"))),
     KUBE_FILLED: Limit(1.5, _to_other(KUBE_FILLED, KUBE_EMPTY), "", "to the empty pool"),
     ETCD_FILLED: Limit(1.5, _to_other(ETCD_FILLED, ETCD_EMPTY), "", "to the empty pool"),
     ETCD_CROWDED: Limit(10, _to_other(ETCD_CROWDED, ETCD_EMPTY), "", "to the empty pool"),
-}
+}  # fmt: skip
 _FIGURES = (
     (Operation(KUBE, "requests of ADD"), 4, False),
     *((Operation(g, f"failures of {v}"), 0, False) for g in (KUBE_NODE, KUBE_NODES, KUBE_FULL) for v in ("ADD", "DEL")),

@@ -89,20 +89,16 @@ tar -czf {AARCH64}.tar.gz {AARCH64}"""
 # By the page and a line of the block.
 SCENES = {
     ("air-gapped", "make image"): Scene(
-        after="ls build/railcni-0.1.0-linux-x86_64.tar.gz build/railcni-0.1.0-amd64.oci.tar"
-    ),
+        after="ls build/railcni-0.1.0-linux-x86_64.tar.gz build/railcni-0.1.0-amd64.oci.tar"),
     ("air-gapped", "bin/railcni install"): Scene(
         before="cp build/railcni-0.1.0-linux-x86_64.tar.gz build/railcni-0.1.0-amd64.oci.tar .",
-        after="CNI_COMMAND=VERSION /opt/cni/bin/railcni-macvlan | grep 1.1.0; /usr/local/bin/railcni status",
-    ),
+        after="CNI_COMMAND=VERSION /opt/cni/bin/railcni-macvlan | grep 1.1.0; /usr/local/bin/railcni status"),
     ("air-gapped", "PIP_NO_INDEX=1"): Scene(before="rm .venv", after="bin/railcni --version | grep -x 'railcni 0.1.0'"),
     ("command", "man -M"): Scene(said=r"(?s)railcni-ipam-leases - the leases.*complete .*-F _shtab_railcni railcni"),
-    ("device-plugin", "--show"): Scene(
-        before="cp conf/kubernetes/device-plugin/config.json device-plugin.json", said="rdma/hca_shared_devices_a"
-    ),
+    ("device-plugin", "--show"): Scene(before="cp conf/kubernetes/device-plugin/config.json device-plugin.json",
+        said="rdma/hca_shared_devices_a"),
     ("device-plugin", "bin/railcni device-plugin --config device-plugin.json\n"): Scene(
-        said="railcni device-plugin serves"
-    ),
+        said="railcni device-plugin serves"),
     ("dra", "dra show"): Scene(said=r"(?s)rdma/hca_shared_devices_a .*kind: DeviceClass"),
     ("dranet", "railcni dranet-ipam"): Scene(said=r"/run/railcni/dranet\.sock"),
     ("device-plugin", "vfs plan"): Scene(
@@ -117,11 +113,9 @@ SCENES = {
     ),
     ("getting-started", "make image"): Scene(after=PUSHED),
     ("install", "make image"): Scene(
-        after="ls build/railcni-0.1.0-linux-x86_64.tar.gz build/railcni-0.1.0-amd64.oci.tar"
-    ),
-    ("leases", "ipam show"): Scene(
-        names={"192.168.111.7": "192.168.111.1"}, said=r"pod: +default/pod-1(?s:.*)nothing is wrong"
-    ),
+        after="ls build/railcni-0.1.0-linux-x86_64.tar.gz build/railcni-0.1.0-amd64.oci.tar"),
+    ("leases", "ipam show"): Scene(names={"192.168.111.7": "192.168.111.1"},
+        said=r"pod: +default/pod-1(?s:.*)nothing is wrong"),
     ("leases", "--to etcd:"): Scene(
         before=f"""
             {INSTALLED}; kubectl apply -f {FILES}/team.yaml
@@ -135,28 +129,22 @@ SCENES = {
     ),
     ("leases", "--from host-local"): Scene(
         before="mkdir -p /var/lib/cni/networks/rdma-net; printf 'c1\\r\\nnet1' > /var/lib/cni/networks/rdma-net/192.168.111.9",
-        said="1 lease copied",
-    ),
+        said="1 lease copied"),
     ("leases", "findmnt"): Scene(before="touch /run/netns/gone", names={"NAME": "gone"}, after="! ls /run/netns/gone"),
     ("performance", "make bench"): Scene(said=r"(?s)macvlan, addresses from a pool.*ADD.*\d"),
-    ("rdma", "bin/railcni rdma --ibdev2netdev"): Scene(
-        before="cp -a /etc etc; mount --bind etc /etc",
+    ("rdma", "bin/railcni rdma --ibdev2netdev"): Scene(before="cp -a /etc etc; mount --bind etc /etc",
         said=r"(?s)mlx5_8 port 1 ==> ens2f0 \(Up\).*NCCL_IB_HCA==?mlx5_8:1.*fault: ib_uverbs.*192\.168\.111\.2",
-        after="grep railcni.io/rdma.healthy=false /etc/kubernetes/node-feature-discovery/features.d/railcni",
-    ),
+        after="grep railcni.io/rdma.healthy=false /etc/kubernetes/node-feature-discovery/features.d/railcni"),
     ("release", "make release"): Scene(
-        after="cd build/release; sha256sum --check SHA256SUMS; ls railcni-0.1.0.oci.tar railcni.yaml"
-    ),
+        after="cd build/release; sha256sum --check SHA256SUMS; ls railcni-0.1.0.oci.tar railcni.yaml"),
     ("release", "skopeo copy --all"): Scene(after=f"{PUSHED}; grep -l arm64 ../registry/*"),
     ("migration", "--from host-local"): Scene(said=r"192\.168\.111\.9 "),
     ("migration", "--report before.json"): Scene(said=r"(?s)192\.168\.111\.0-24 .*nothing"),
     ("migration", "--replicas=0"): Scene(
-        after="kubectl -n kube-system get deployment whereabouts-reconciler -o jsonpath={.spec.replicas} | grep -x 0"
-    ),
+        after="kubectl -n kube-system get deployment whereabouts-reconciler -o jsonpath={.spec.replicas} | grep -x 0"),
     ("migration", "-k conf/kubernetes"): Scene(
         before="sed -i 's/^            - agent$/&\\n            - --no-collect/' conf/kubernetes/daemonset.yaml",
-        after=f"{OF_GO}; ls /opt/cni/bin/railcni-macvlan; kubectl get clusterrolebinding railcni-beside-whereabouts",
-    ),
+        after=f"{OF_GO}; ls /opt/cni/bin/railcni-macvlan; kubectl get clusterrolebinding railcni-beside-whereabouts"),
     ("migration", "kubectl debug node/NODE"): Scene(names=NODE, said=STATUS, after=f"{ENDED} Succeeded"),
     ("migration", "delete daemonset whereabouts"): Scene(
         said=r"(?s)agent\] .*written file=.*/whereabouts\.kubeconfig",
@@ -164,12 +152,9 @@ SCENES = {
             grep token.of.railcni /etc/cni/net.d/whereabouts.d/whereabouts.kubeconfig
             {USED} 1; ! kubectl -n kube-system get daemonset whereabouts""",
     ),
-    ("migration", "ipam show NAMESPACE/POD"): Scene(
-        before=PREFIXED + POD.replace("NAME", "try-0"),
-        names={"NAMESPACE/POD": "team/try-0"},
-        said=r"(?s)192\.168\.111\.2.*node-1.*nothing",
-        after=f"{USED} 2; kubectl -n team delete pod try-0; {USED} 1",
-    ),
+    ("migration", "ipam show NAMESPACE/POD"): Scene(before=PREFIXED + POD.replace("NAME", "try-0"),
+        names={"NAMESPACE/POD": "team/try-0"}, said=r"(?s)192\.168\.111\.2.*node-1.*nothing",
+        after=f"{USED} 2; kubectl -n team delete pod try-0; {USED} 1"),
     ("migration", "railcni install --replace"): Scene(
         before=f"sed -i 's|args: .install, .*|{REPLACING}|' conf/kubernetes/daemonset.yaml",
         said=STATUS,
@@ -180,44 +165,31 @@ SCENES = {
             {USED} 2""",
     ),
     ("migration", "kubectl delete clusterrolebinding railcni-beside-whereabouts\n"): Scene(
-        before=f"sed -i /--no-collect/d conf/kubernetes/daemonset.yaml; {INSTALLED}"
-    ),
-    ("migration", "proxy/readyz"): Scene(
-        names={"/POD:": "/$(kubectl -n railcni get pods -o name | cut -d/ -f2):"},
-        said=r"(?s)nothing.*192\.168\.111\.0-24 .*node-1 +0\.1\.0\S+ +whole.*ok$",
-    ),
+        before=f"sed -i /--no-collect/d conf/kubernetes/daemonset.yaml; {INSTALLED}"),
+    ("migration", "proxy/readyz"): Scene(names={"/POD:": "/$(kubectl -n railcni get pods -o name | cut -d/ -f2):"},
+        said=r"(?s)nothing.*192\.168\.111\.0-24 .*node-1 +0\.1\.0\S+ +whole.*ok$"),
     ("migration", "railcni ipam flush"): Scene(after=f"! kubectl -n railcni get daemonset railcni; {USED} 2"),
     ("migration", "railcni uninstall "): Scene(after=f"{OF_GO}; ! ls /opt/cni/bin/railcni-macvlan"),
-    ("migration", "rm -r /var/lib"): Scene(
-        before=f"kubectl apply -f {FILES}/whereabouts.yaml",
-        said="nothing",
-        after="kubectl -n kube-system get deployment whereabouts-reconciler -o jsonpath={.spec.replicas} | grep -x 1",
-    ),
+    ("migration", "rm -r /var/lib"): Scene(before=f"kubectl apply -f {FILES}/whereabouts.yaml", said="nothing",
+        after="kubectl -n kube-system get deployment whereabouts-reconciler -o jsonpath={.spec.replicas} | grep -x 1"),
     ("migration", "--to addresslease:"): Scene(said="2 leases copied", after=f"{USED} 0; {HELD} 2"),
     ("migration", "--from addresslease:"): Scene(said="2 leases copied", after=f"{USED} 2; {HELD} 0"),
-    ("migration", "> leases.yaml"): Scene(
-        before=OPERATORS, said=r"192\.168\.111\.0-24 ", after="grep -c 'kind: IPPool$' leases.yaml | grep -x 2"
-    ),
+    ("migration", "> leases.yaml"): Scene(before=OPERATORS, said=r"192\.168\.111\.0-24 ",
+        after="grep -c 'kind: IPPool$' leases.yaml | grep -x 2"),
     ("migration", "helm install"): Scene(
-        after="until grep nvidia-network-operator /etc/cni/net.d/whereabouts.d/whereabouts.kubeconfig; do sleep 0.2; done"
-    ),
+        after="until grep nvidia-network-operator /etc/cni/net.d/whereabouts.d/whereabouts.kubeconfig; do sleep 0.2; done"),
     ("command", "kubectl railcni status"): Scene(
         before="kubectl config set-context other --cluster=local --user=whereabouts",
         names={"node-7": "node-1", "team/train-0": "default/hello-rdma-1"},
-        said=r"(?s)node-1 +0\.1\.0\S+ +whole +2.*verbs devices: none.*net1: macvlan on ens2f0.*192\.168\.111\.1 .*whole",
-    ),
-    ("command", "kubectl railcni test"): Scene(
-        names={"node-7": "node-1"}, said=r"(?s)ping from node-1 +PASS .* 9000 bytes came back.*released +PASS"
-    ),
-    ("getting-started", "kubectl debug node/NODE"): Scene(
-        names=NODE, said="(?s)verbs devices: none.*verbs devices: none"
-    ),
+        said=r"(?s)node-1 +0\.1\.0\S+ +whole +2.*verbs devices: none.*net1: macvlan on ens2f0.*192\.168\.111\.1 .*whole"),
+    ("command", "kubectl railcni test"): Scene(names={"node-7": "node-1"},
+        said=r"(?s)ping from node-1 +PASS .* 9000 bytes came back.*released +PASS"),
+    ("getting-started", "kubectl debug node/NODE"): Scene(names=NODE,
+        said="(?s)verbs devices: none.*verbs devices: none"),
     ("getting-started", "kubectl exec hello-rdma-1"): Scene(
-        said=LINK + r".*\n192\.168\.111\.1 .*default/hello-rdma-1 "
-    ),
+        said=LINK + r".*\n192\.168\.111\.1 .*default/hello-rdma-1 "),
     ("README", "kubectl exec hello-rdma-1"): Scene(
-        said=LINK + r".*\n192\.168\.111\.1 .*default/hello-rdma-1 .* 0% packet loss"
-    ),
+        said=LINK + r".*\n192\.168\.111\.1 .*default/hello-rdma-1 .* 0% packet loss"),
     ("examples", "kubectl exec hello-rdma-1"): Scene(said=LINK),
     ("models", "kubectl kustomize"): Scene(
         names={"jsonpath='{.status.phase}'=Succeeded": "condition=Ready"},
@@ -225,9 +197,8 @@ SCENES = {
             railcni ipam show default/bw-server --kubeconfig admin.kubeconfig -n kube-system | grep 192.168.111.200
             railcni ipam show default/bw-client --kubeconfig admin.kubeconfig -n kube-system | grep 192.168.111.1""",
     ),
-    ("examples", "rails check"): Scene(
-        before=RAILS_POD.replace("NAME", "nccl-tests-worker-0"), names={"--peer 6": "--peer 1"}, said=ENV
-    ),
+    ("examples", "rails check"): Scene(before=RAILS_POD.replace("NAME", "nccl-tests-worker-0"),
+        names={"--peer 6": "--peer 1"}, said=ENV),
     ("helm", "helm install"): Scene(said="STATUS: deployed", after=AGENT),
     ("helm", "devicePlugin.enabled"): Scene(
         before="""printf 'devicePlugin: {config: {configList: [{resourceName: a, selectors: {ifNames: [ens2f0]}}]}}' > devices.yaml""",
@@ -246,14 +217,11 @@ SCENES = {
         names={"POD": "multus"},
         said=r"\[warning\] .*RoCE MTU",
     ),
-    ("troubleshooting", "rails check"): Scene(
-        names={"NAMESPACE/POD": "default/pod-1", "OTHER-POD": "default/pod-2"}, said=ENV
-    ),
+    ("troubleshooting", "rails check"): Scene(names={"NAMESPACE/POD": "default/pod-1", "OTHER-POD": "default/pod-2"},
+        said=ENV),
     ("install", "kubectl railcni status"): Scene(names=NODE, said=STATUS, after=f"{ENDED} Succeeded"),
-    ("install", "rollout undo"): Scene(
-        before="sed -i 's/newTag: .*/newTag: 0.2.0/' conf/kubernetes/kustomization.yaml",
-        after=f"kubectl -n railcni rollout status daemonset railcni; {IMAGE} registry.example.com/railcni:0.1.0",
-    ),
+    ("install", "rollout undo"): Scene(before="sed -i 's/newTag: .*/newTag: 0.2.0/' conf/kubernetes/kustomization.yaml",
+        after=f"kubectl -n railcni rollout status daemonset railcni; {IMAGE} registry.example.com/railcni:0.1.0"),
     ("install", "helm upgrade"): Scene(
         before="""
             kubectl delete -k conf/kubernetes --ignore-not-found
@@ -263,12 +231,9 @@ SCENES = {
         said="(?s)has been upgraded.*Rollback was a success",
         after=f"{IMAGE} registry.example.com/railcni:0.1.0; kubectl -n railcni rollout status daemonset railcni",
     ),
-    ("install", "uninstall --root /host"): Scene(
-        names=NODE,
-        before=f"helm uninstall railcni -n railcni; {INSTALLED}",
-        after=f'[ -z "$(ls /opt/cni/bin)" ]; ! kubectl get namespace railcni; {NOTHING_LEFT}',
-    ),
-}
+    ("install", "uninstall --root /host"): Scene(names=NODE, before=f"helm uninstall railcni -n railcni; {INSTALLED}",
+        after=f'[ -z "$(ls /opt/cni/bin)" ]; ! kubectl get namespace railcni; {NOTHING_LEFT}'),
+}  # fmt: skip
 
 
 def of(page: str, block: str) -> Scene:

@@ -11,36 +11,24 @@ from hypothesis import strategies as st
 Draw = Any  # hypothesis' DrawFn, which is generic in nothing that mypy could check
 
 TEXTS = (
-    *("", " ", ".", "..", "/", "../../etc/shadow", "/etc/shadow", "/dev/zero", "/proc/self/mem", "/run/netns/pod1"),
-    *(
-        "lo", "ens2f0", "ens9", "eth0", "net1", "a" * 5000, "é" * 16, "a\nb", "\0", "x\0y", "\x1b[2J", "\u202e",
-        "😀" * 40,
-    ),
-    *("0.0.0.0/0", "::/0", "10.0.0.0/33", "10.0.0.0/-1", "10.0.0.9-10.0.0.1/24", "10.0.0.1-10.0.0.9/24", "fd00::/64"),
-    *("192.168.111.0/24", "192.168.111.7/24", "192.168.111.7", "256.1.1.1/24", "fe80::1%eth0/64", "::ffff:10.0.0.1/96"),
-    *(
-        "02:00:00:00:00:01", "ff:ff:ff:ff:ff:ff", "0000:00:00.0", "mlx5_core.sf.4", "1e999", "true",
-        "/sys/devices/../net",
-    ),
-    *("bridge", "passthru", "file", "etcd", "kubernetes", "host-local", "whereabouts", "1.1.0", "0.1.0", "9.9.9"),
+    "", " ", ".", "..", "/", "../../etc/shadow", "/etc/shadow", "/dev/zero", "/proc/self/mem", "/run/netns/pod1", "lo",
+    "ens2f0", "ens9", "eth0", "net1", "a" * 5000, "é" * 16, "a\nb", "\0", "x\0y", "\x1b[2J", "\u202e", "😀" * 40,
+    "0.0.0.0/0", "::/0", "10.0.0.0/33", "10.0.0.0/-1", "10.0.0.9-10.0.0.1/24", "10.0.0.1-10.0.0.9/24", "fd00::/64",
+    "192.168.111.0/24", "192.168.111.7/24", "192.168.111.7", "256.1.1.1/24", "fe80::1%eth0/64", "::ffff:10.0.0.1/96",
+    "02:00:00:00:00:01", "ff:ff:ff:ff:ff:ff", "0000:00:00.0", "mlx5_core.sf.4", "1e999", "true", "/sys/devices/../net",
+    "bridge", "passthru", "file", "etcd", "kubernetes", "host-local", "whereabouts", "1.1.0", "0.1.0", "9.9.9",
 )  # fmt: skip
 KEYS = (
-    *(
-        "cniVersion", "name", "type", "master", "mode", "mtu", "mac", "linkInContainer", "bcqueuelen", "dad", "ipam",
-        "dns",
-    ),
-    *("device", "hwaddr", "kernelpath", "pciBusID", "runtimeConfig", "prevResult", "args", "cni.dev/valid-attachments"),
-    *("range", "range_start", "range_end", "exclude", "ipRanges", "gateway", "addresses", "routes", "network_name"),
-    *("enable_overlapping_ranges", "node_slice_size", "datastore", "dataDir", "kubernetes", "kubeconfig", "etcd_host"),
-    *("etcd_key_file", "log_file", "log_level", "configuration_path", "deviceID", "ips", "cni", "address", "dst", "gw"),
-    *("interfaces", "ip4", "ip", "interface", "sandbox", "nameservers", "containerID", "ifname", "table", "scope"),
-    *("rdma", "required", "waitSeconds", "ipv6LinkLocal", "CNIDeviceInfoFile", "verbsDevice"),
-    *("vlan", "vlanQoS", "vlanProto", "min_tx_rate", "max_tx_rate", "spoofchk", "trust", "link_state", "logFile"),
-    *("rail", "index", "group", "routing", "tableBase", "addressing", "ranges"),
-    *(
-        "dataRoots", "dataDirs", "logRoots", "configRoots", "deviceInfoRoots", "masters", "devices", "uplinks",
-        "storeHosts",
-    ),
+    "cniVersion", "name", "type", "master", "mode", "mtu", "mac", "linkInContainer", "bcqueuelen", "dad", "ipam", "dns",
+    "device", "hwaddr", "kernelpath", "pciBusID", "runtimeConfig", "prevResult", "args", "cni.dev/valid-attachments",
+    "range", "range_start", "range_end", "exclude", "ipRanges", "gateway", "addresses", "routes", "network_name",
+    "enable_overlapping_ranges", "node_slice_size", "datastore", "dataDir", "kubernetes", "kubeconfig", "etcd_host",
+    "etcd_key_file", "log_file", "log_level", "configuration_path", "deviceID", "ips", "cni", "address", "dst", "gw",
+    "interfaces", "ip4", "ip", "interface", "sandbox", "nameservers", "containerID", "ifname", "table", "scope", "rdma",
+    "required", "waitSeconds", "ipv6LinkLocal", "CNIDeviceInfoFile", "verbsDevice", "vlan", "vlanQoS", "vlanProto",
+    "min_tx_rate", "max_tx_rate", "spoofchk", "trust", "link_state", "logFile", "rail", "index", "group", "routing",
+    "tableBase", "addressing", "ranges", "dataRoots", "dataDirs", "logRoots", "configRoots", "deviceInfoRoots",
+    "masters", "devices", "uplinks", "storeHosts",
 )  # fmt: skip
 BASE: dict[str, Any] = {
     "cniVersion": "1.1.0",

@@ -11,13 +11,8 @@ from typing import Any
 
 STORE = "leases.db"
 _STANDING = (
-    "lock",
-    "remembered",
-    STORE,
-    f"{STORE}-journal",
-    "pending",
-    "unended",
-)  # files that stay and say nothing by being there
+    "lock", "remembered", STORE, f"{STORE}-journal", "pending", "unended",
+)  # fmt: skip
 _RAILS = "rails of "
 _LEAF_BITS = 12  # a row of the table `bitmap` stands for so many bits of an address (ipam/stores/file/schema.py)
 _POOL, _SCOPE = 0, 2  # kinds of rows there; those of odd kinds summarise full rows

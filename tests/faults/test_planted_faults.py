@@ -30,21 +30,13 @@ _WRITTEN_LATE = Edit(
 MISORDERED = {
     "addresses released before the link is gone": (
         Edit("cni/link/verbs/detach.py", r"( {4}faults: .* = \[\]\n {4}gone = True\n)", r"\1    release.finish()\n"),
-        "macvlan-del",
-        "on the wire and not leased",
-    ),
+        "macvlan-del", "on the wire and not leased"),
     "the link's record written after the link": (_WRITTEN_LATE, "macvlan-add", "without a link record"),
     "the device's record written after the move": (_WRITTEN_LATE, "host-device-add", "without a link record"),
-    "the lease's record written after the claim": (
-        Edit(
-            "ipam/acquire.py",
-            r"( +terms\.remember\(\[.*\], owner\.sequence\)\n)( +answer = store\.claim\(.*\n)",
-            r"\2\1",
-        ),
-        "macvlan-add",
-        "has no record",
-    ),
-}
+    "the lease's record written after the claim": (Edit("ipam/acquire.py",
+        r"( +terms\.remember\(\[.*\], owner\.sequence\)\n)( +answer = store\.claim\(.*\n)", r"\2\1"), "macvlan-add",
+        "has no record"),
+}  # fmt: skip
 UNLOCKED = Edit("cni/link/verbs/attach.py", r", records\.locked\(request\.attachment, LINK\)(?=, Rtnl)", "")
 _RELEASED_EARLY, _, _ON_WIRE = MISORDERED["addresses released before the link is gone"]
 _CLAIMED_EARLY, _, _UNRECORDED = MISORDERED["the lease's record written after the claim"]
@@ -56,27 +48,15 @@ MISORDERED |= {
 }
 # what a server's trouble must show: in which operation, by which trouble and continuation, and what is said of it
 MISTAKEN = {
-    "a claim of which nothing is known reported as made, over etcd": (
-        Edit(
-            "ipam/stores/etcd/__init__.py",
-            r"(-> Claimed \| Unknown:\n {8}\"\"\".*\n)",
-            r"\1        return Claimed(leases)\n",
-        ),
-        ("etcd-macvlan-add", "reset-before", "retry"),
-        "and leased are []",
-    ),
+    "a claim of which nothing is known reported as made, over etcd": (Edit("ipam/stores/etcd/__init__.py",
+        r"(-> Claimed \| Unknown:\n {8}\"\"\".*\n)", r"\1        return Claimed(leases)\n"),
+        ("etcd-macvlan-add", "reset-before", "retry"), "and leased are []"),
     "a claim of which nothing is known reported as made, over Kubernetes": (
         Edit("ipam/stores/apiserver/store.py", r"return Unknown\(fault\)  # the next.*", "return Claimed(leases)"),
         ("kubernetes-macvlan-add", "reset-before", "retry"), "and leased are"),
-    "a reservation left because it has changed": (
-        Edit(
-            "ipam/stores/ippool/readings.py",
-            r"except NotFound:\n {20}break",
-            "except (NotFound, Conflict):\n                    break",
-        ),
-        ("kubernetes-macvlan-del", "conflicts", "delete"),
-        "allocated to nobody",
-    ),
+    "a reservation left because it has changed": (Edit("ipam/stores/ippool/readings.py",
+        r"except NotFound:\n {20}break", "except (NotFound, Conflict):\n                    break"),
+        ("kubernetes-macvlan-del", "conflicts", "delete"), "allocated to nobody"),
     "a reservation deleted that has moved": (
         Edit("ipam/stores/ippool/readings.py", r"found\.uid, found\.version", "found.uid"),
         ("kubernetes-macvlan-del", "late", "restart"), "is not reserved"),
@@ -86,8 +66,7 @@ MISTAKEN = {
     "addresses kept that a late release frees": (
         Edit("ipam/acquire.py", r"self\._lost = list\(terms\.doubtful\)", "self._lost: list[Want] = []"),
         ("etcd-macvlan-del", "late", "retry"), "and leased are []"),
-    "a claim that is not forbidden": (
-        Edit("ipam/upkeep.py", r"store\.settle\(attachment, record\[.*", "pass"),
+    "a claim that is not forbidden": (Edit("ipam/upkeep.py", r"store\.settle\(attachment, record\[.*", "pass"),
         ("etcd-macvlan-add", "killed-late", "collect_gone"), "left: lease"),
 }  # fmt: skip
 MISTAKEN |= {
@@ -102,19 +81,11 @@ MISTAKEN |= {
 UNCLEARED = {
     "a record's temporary file that DEL leaves": (
         Edit("cni/shared/kernel/files.py", r"\n {4}_unlink\(f\"\{directory\}/\{temporary_of\(name\)\}\"\)\n", "\n"),
-        "macvlan-add",
-        "/attachments",
-    ),
-    "a device that a retried ADD does not give back": (
-        Edit(
-            "cni/link/verbs/attach.py",
-            r"\n {12}errors\.report\(detach\.detach\(former, self\._request, .*\)\)\n",
-            "\n            pass\n",
-        ),
-        "host-device-add",
-        "sendto(",
-    ),
-}
+        "macvlan-add", "/attachments"),
+    "a device that a retried ADD does not give back": (Edit("cni/link/verbs/attach.py",
+        r"\n {12}errors\.report\(detach\.detach\(former, self\._request, .*\)\)\n", "\n            pass\n"),
+        "host-device-add", "sendto("),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("what", UNREPAIRED)

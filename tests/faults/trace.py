@@ -15,34 +15,25 @@ _NETLINK_TYPE = re.compile(r"nlmsg_type=(?:0x([0-9a-f]+)|(RTM_\w+))")
 
 _CREATES = ("openat", "open", "creat", "openat2")
 _CHANGES = (
-    *("write", "writev", "pwrite64", "pwritev", "fsync", "fdatasync", "sync_file_range", "fallocate"),
-    *("pwritev2", "syncfs", "sync", "msync", "copy_file_range", "sendfile", "splice", "fchownat", "chown", "lchown"),
-    *("setxattr", "fsetxattr", "mknod", "mknodat", "unshare", "mount", "umount2", "fchmodat2"),
-    *("ftruncate", "truncate", "rename", "renameat", "renameat2", "link", "linkat", "symlink", "symlinkat"),
-    *("unlink", "unlinkat", "mkdir", "mkdirat", "rmdir", "fchmod", "chmod", "fchmodat", "fchown", "setns", "flock"),
-    "utimensat",
-)
+    "write", "writev", "pwrite64", "pwritev", "fsync", "fdatasync", "sync_file_range", "fallocate", "pwritev2",
+    "syncfs", "sync", "msync", "copy_file_range", "sendfile", "splice", "fchownat", "chown", "lchown", "setxattr",
+    "fsetxattr", "mknod", "mknodat", "unshare", "mount", "umount2", "fchmodat2", "ftruncate", "truncate", "rename",
+    "renameat", "renameat2", "link", "linkat", "symlink", "symlinkat", "unlink", "unlinkat", "mkdir", "mkdirat",
+    "rmdir", "fchmod", "chmod", "fchmodat", "fchown", "setns", "flock", "utimensat",
+)  # fmt: skip
 # neither change anything that outlives the process nor tell it anything to decide by
 _IDLE = {
-    *(
-        "accept4", "access", "arch_prctl", "bind", "brk", "capget", "chdir", "clock_gettime", "clock_nanosleep",
-        "clone", "clone3", "close",
-    ),
-    *("close_range", "connect", "dup", "dup2", "dup3", "epoll_create1", "epoll_ctl", "epoll_wait", "execve"),
-    *("exit", "exit_group", "faccessat", "fchdir", "faccessat2", "fadvise64", "fstat", "fstatfs", "futex", "getcwd"),
-    *(
-        "getegid", "geteuid", "getgid", "getpeername", "getpid", "getppid", "getrandom", "getrusage", "getsockname",
-        "getsockopt",
-    ),
-    *(
-        "gettid", "getuid", "ioctl", "kill", "lseek", "lstat", "madvise", "memfd_create", "mmap", "mprotect", "mremap",
-        "munmap",
-    ),
-    *("nanosleep", "newfstatat", "pipe", "pipe2", "poll", "ppoll", "prctl", "prlimit64", "pselect6", "readlink"),
-    *("readlinkat", "readv", "restart_syscall", "rseq", "rt_sigaction", "rt_sigprocmask", "rt_sigreturn"),
-    *("rt_sigtimedwait", "sched_getaffinity", "sched_yield", "select", "set_robust_list", "set_tid_address"),
-    *("setitimer", "setsockopt", "shutdown", "sigaltstack", "socket", "stat", "statfs", "statx", "sysinfo"),
-    *("tgkill", "timer_create", "timer_delete", "timer_settime", "umask", "uname", "vfork", "wait4"),
+    "accept4", "access", "arch_prctl", "bind", "brk", "capget", "chdir", "clock_gettime", "clock_nanosleep", "clone",
+    "clone3", "close", "close_range", "connect", "dup", "dup2", "dup3", "epoll_create1", "epoll_ctl", "epoll_wait",
+    "execve", "exit", "exit_group", "faccessat", "fchdir", "faccessat2", "fadvise64", "fstat", "fstatfs", "futex",
+    "getcwd", "getegid", "geteuid", "getgid", "getpeername", "getpid", "getppid", "getrandom", "getrusage",
+    "getsockname", "getsockopt", "gettid", "getuid", "ioctl", "kill", "lseek", "lstat", "madvise", "memfd_create",
+    "mmap", "mprotect", "mremap", "munmap", "nanosleep", "newfstatat", "pipe", "pipe2", "poll", "ppoll", "prctl",
+    "prlimit64", "pselect6", "readlink", "readlinkat", "readv", "restart_syscall", "rseq", "rt_sigaction",
+    "rt_sigprocmask", "rt_sigreturn", "rt_sigtimedwait", "sched_getaffinity", "sched_yield", "select",
+    "set_robust_list", "set_tid_address", "setitimer", "setsockopt", "shutdown", "sigaltstack", "socket", "stat",
+    "statfs", "statx", "sysinfo", "tgkill", "timer_create", "timer_delete", "timer_settime", "umask", "uname", "vfork",
+    "wait4",
 }  # fmt: skip
 _OWN = ("/var/lib/cni", "/run/netns", "/proc/sys", "/proc/self", "/proc/thread-self")  # not the interpreter's
 _CARRIES_DATA = (
