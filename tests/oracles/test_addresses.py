@@ -30,35 +30,6 @@ def listed(socket: Rtnl, view: View, name: str = "net1") -> dict[str, addresses.
     return {a.text: a for a in found if not a.text.startswith("fe80:")}
 
 
-@pytest.mark.parametrize(
-    ("text", "broadcast"),
-    [
-        ("10.1.2.3/8", "10.255.255.255"),
-        ("10.1.2.3/30", "10.1.2.3"),
-        ("10.1.2.2/31", ""),
-        ("10.1.2.3/32", ""),
-        ("10.1.2.3/0", "255.255.255.255"),
-    ],
-)
-def test_the_broadcast_address_follows_from_the_prefix(pod: View, rtnl: Open, text: str, broadcast: str) -> None:
-    socket = rtnl(pod)
-    addresses.add(socket, pod.link("net1").index, text)
-    assert listed(socket, pod)[text].broadcast == broadcast
-    assert next(a for a in pod.link("net1").addresses if a.text == text).broadcast == broadcast
-
-
-def test_an_address_with_an_end_is_not_permanent(pod: View, rtnl: Open) -> None:
-    with pod.rtnl() as ipr:
-        ipr.addr(
-            "add",
-            index=pod.link("net1").index,
-            address="192.0.2.5",
-            prefixlen=24,
-            IFA_CACHEINFO={"ifa_preferred": 100, "ifa_valid": 200, "cstamp": 0, "tstamp": 0},
-        )
-    assert not listed(rtnl(pod), pod)["192.0.2.5/24"].permanent
-
-
 def test_only_the_addresses_of_the_link_are_listed(pod: View, rtnl: Open) -> None:
     socket = rtnl(pod)
     addresses.add(socket, pod.link("net1").index, "192.0.2.1/24")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cni.shared.kernel.links import ARPHRD_ETHER, Link, Rtnl
+from cni.shared.kernel.links import Link, Rtnl
 from cni.shared.kernel.netlink import KernelError
 from tests.view import View
 
@@ -44,18 +44,6 @@ def macvlan(host: View, pod: View, socket: Rtnl, name: str = "net1", **changes: 
         socket.add_macvlan(name, host.link("ens2f0").index, **arguments)
     finally:
         os.close(fd)
-
-
-def test_a_link_is_read_as_pyroute2_reads_it(host: View, pod: View, rtnl: Open) -> None:
-    socket = rtnl(host)
-    macvlan(host, pod, socket)
-    assert host.link("ens2f0").carrier
-    for view, name in ((host, "ens2f0"), (pod, "net1")):
-        link, seen = found(rtnl(view), name), view.link(name)
-        ours = (link.index, link.name, link.kind, link.mac, link.mtu, link.up, link.carrier)
-        assert ours == (seen.index, seen.name, seen.kind, seen.mac, seen.mtu, seen.up, seen.up)
-        assert (link.macvlan_mode, link.lower_index, link.lower_netnsid) == (seen.mode, seen.lower, seen.lower_netnsid)
-        assert (link.arphrd, link.min_mtu, link.max_mtu) == (ARPHRD_ETHER, 68, 65535)
 
 
 def test_a_link_is_found_by_index_by_name_and_by_alternative_name(host: View, rtnl: Open) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import subprocess
 import sys
 import threading
@@ -189,14 +188,6 @@ def test_a_kernel_that_does_not_filter_lists_gives_the_same_answers(namespaces: 
     routes.add(socket, one, "0.0.0.0/0", "192.0.1.254")
     default = routes.default_route(socket)
     assert default and default.index == one
-
-
-def test_reading_many_links_leaves_no_descriptor_open(namespaces: Namespaces, rtnl: Open) -> None:
-    socket = rtnl(namespaces())
-    before = os.listdir("/proc/self/fd")
-    for _ in range(10):
-        socket.links()
-    assert os.listdir("/proc/self/fd") == before
 
 
 def test_a_request_that_a_thread_could_not_send_is_an_error(namespaces: Namespaces, rtnl: Open) -> None:

@@ -33,19 +33,6 @@ def by_dst(socket: Rtnl, view: View, name: str = "net1") -> dict[str, routes.Ker
     return {r.dst: r for r in routes.list_of(socket, view.link(name).index)}
 
 
-def test_a_gateway_outside_every_prefix_needs_onlink(pod: View, rtnl: Open) -> None:
-    socket = rtnl(pod)
-    index = pod.link("net1").index
-    with pytest.raises(KernelError) as refused:
-        routes.add(socket, index, "198.51.100.0/24", "172.16.0.1")
-    assert (refused.value.errno, refused.value.text) == (errno.ENETUNREACH, "Nexthop has invalid gateway")
-    routes.add(socket, index, "198.51.100.0/24", "172.16.0.1", onlink=True)
-    routes.add(socket, index, "2001:db8:ff::/48", "fe80::9", onlink=True)
-    ours = by_dst(socket, pod)
-    assert (ours["198.51.100.0/24"].onlink, ours["198.51.100.0/24"].gw) == (True, "172.16.0.1")
-    assert (ours["2001:db8:ff::/48"].onlink, ours["2001:db8:ff::/48"].gw) == (True, "fe80::9")
-
-
 def test_the_routes_of_the_link_are_listed_as_pyroute2_lists_them(pod: View, rtnl: Open) -> None:
     socket = rtnl(pod)
     index = pod.link("net1").index
@@ -85,10 +72,6 @@ def default_link(socket: Rtnl) -> int:
     """The index of the default route's link; 0 without a default route."""
     route = routes.default_route(socket)
     return route.index if route else 0
-
-
-def test_a_namespace_without_routes_has_no_default_route(namespaces: Namespaces, rtnl: Open) -> None:
-    assert default_link(rtnl(namespaces())) == 0
 
 
 def test_the_default_route_of_the_main_table_decides_ipv4_first_and_then_the_lowest_priority(
