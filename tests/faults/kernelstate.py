@@ -69,10 +69,10 @@ def locks(paths: dict[tuple[int, int], str]) -> list[str]:
 
 
 def _split(body: bytes, size: int) -> tuple[bytes, Attributes]:
-    return body[:size], list(_attributes(body[size:]))
+    return body[:size], list(attributes_of(body[size:]))
 
 
-def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+def attributes_of(data: bytes) -> Iterator[tuple[int, bytes]]:
     at = 0
     while at + 4 <= len(data):
         length, kind = struct.unpack_from("=HH", data, at)
@@ -102,7 +102,7 @@ def _line(what: str, head: bytes, attributes: Attributes, noise: frozenset[int] 
         if kind in noise:
             continue
         if what == "link" and kind == _AF_SPEC:
-            parts += [f"{kind}.{family}={_of_family(family, inner)}" for family, inner in _attributes(data)]
+            parts += [f"{kind}.{family}={_of_family(family, inner)}" for family, inner in attributes_of(data)]
         else:
             parts.append(f"{kind}={data.hex()}")
     return " ".join(parts)
@@ -111,4 +111,4 @@ def _line(what: str, head: bytes, attributes: Attributes, noise: frozenset[int] 
 def _of_family(family: int, data: bytes) -> str:
     """What IPv4 or IPv6 keeps of a link: among it all the sysctls of net.ipvN.conf.LINK."""
     noise = _INET6_NOISE if family == _AF_INET6 else set()
-    return ",".join(f"{kind}:{inner.hex()}" for kind, inner in _attributes(data) if kind not in noise)
+    return ",".join(f"{kind}:{inner.hex()}" for kind, inner in attributes_of(data) if kind not in noise)

@@ -9,7 +9,6 @@ differ only in a journal that SQLite does not read are one disk, except with --e
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import random
 import re
 import shutil
@@ -17,11 +16,10 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing import Queue
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from tests.faults import tree
 from tests.faults.filestate import journal
@@ -29,6 +27,7 @@ from tests.faults.history import HISTORIES, Expectation, Recording, is_killed, r
 from tests.faults.inject import unavailable
 from tests.faults.journal import TOP, Disk
 from tests.faults.known_good import KnownGood
+from tests.faults.runner import columns, spread
 from tests.faults.scene import IFNAME, NETWORK, Scene
 from tests.faults.state import State
 from tests.node import IS_WARM
@@ -130,7 +129,7 @@ class Case:
 
 def run(
     recording: Recording,
-    cases: Sequence[Case],
+    cases: Iterable[Case],
     disks: int,
     seed: int,
     executables: Path,
@@ -172,34 +171,20 @@ def _read_by_sqlite(disk: Disk) -> list[tuple[str, bytes | None]]:
     return [(name, journal(data) if data and name.endswith("-journal") else data) for name, data in disk.tree().items()]
 
 
-def _work(queue: Queue[Any], *named: Any) -> None:
-    for pair in run(*named):
-        queue.put(pair)
-
-
 def at_once(
     recording: Recording, cases: Sequence[Case], disks: int, seed: int, executables: Path, jobs: int, every: bool
 ) -> Iterator[tuple[Case, list[str] | None]]:
-    """As `run`, in `jobs` processes; each takes points of its own. With `every`, also what was met before."""
+    """As `run`, in `jobs` processes. With `every`, also what was met before."""
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
         known_good = None if every else KnownGood(Path(folder))
-        if jobs == 1:
-            yield from run(recording, cases, disks, seed, executables, known_good)
-            return
-        context = multiprocessing.get_context("fork")
-        queue: Queue[Any] = context.Queue()
-        for k in range(jobs):
-            mine = [case for case in cases if case.point // _AT_A_TIME % jobs == k]
-            named = (queue, recording, mine, disks, seed, executables, known_good)
-            context.Process(target=_work, args=named, daemon=True).start()
-        for _ in cases:
-            yield queue.get()
+        work = partial(run, recording, disks=disks, seed=seed, executables=executables, known_good=known_good)
+        yield from spread(cases, work, jobs, _AT_A_TIME * disks)
 
 
 def sweep(names: Sequence[str], disks: int, seed: int, share: int, jobs: int, every: bool, executables: Path) -> int:
     """Go through the histories, print the table and the failures; how many there were."""
     began, failed, shown = time.monotonic(), [], 0
-    rows = [("history", "calls", "entries", "disks started", "met before", "failures")]
+    rows: list[Sequence[str]] = [("history", "calls", "entries", "disks started", "met before", "failures")]
     for name in names:
         recording = record(name, executables)
         points = range(len(recording.journal.entries))
@@ -221,14 +206,8 @@ def sweep(names: Sequence[str], disks: int, seed: int, share: int, jobs: int, ev
                         f"FAILED {case.name(seed)} behind {str(entry)[:100]}\n    " + "\n    ".join(faults), flush=True
                     )
         counts = (len(recording.steps), len(points), started, len(cases) - started, wrong)
-        rows.append((name, *map(str, counts)))  # type: ignore[arg-type]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for row in rows:
-        print(
-            "  ".join(
-                cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-            )
-        )
+        rows.append((name, *map(str, counts)))
+    print("\n".join(columns(rows, 1)))
     for case_name in failed[:5]:
         print(f"once more: make faults ARGS='powerloss --disks {disks} --case {case_name}'")
     print(f"{time.monotonic() - began:.0f} s")

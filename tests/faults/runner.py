@@ -10,10 +10,10 @@ import queue as queues
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.faults import served, stopped
 from tests.faults.cases import OPERATIONS, Operation, continuations
@@ -22,6 +22,8 @@ from tests.faults.known_good import KnownGood
 from tests.faults.scene import Scene
 from tests.faults.trace import Call
 
+T = TypeVar("T")
+R = TypeVar("R")
 _AT_A_TIME = 16  # units that a process takes: neighbours often leave the same state
 
 
@@ -163,46 +165,56 @@ def run(units: Sequence[Unit], executables: Path, jobs: int = 1, every: bool = F
     """Go through `units` in `jobs` processes; each result as it comes. With `every`, every continuation of each."""
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
         known_good = None if every else KnownGood(Path(folder))
-        if jobs == 1:
+
+        def work(mine: Iterable[Unit]) -> Iterator[tuple[Unit, Tally]]:
             runner = Runner(executables, known_good)
             try:
-                for unit in units:
+                for unit in mine:
                     yield unit, runner.run(unit)
             finally:
                 runner.close()
-            return
-        yield from _at_once(units, executables, jobs, known_good)
+
+        yield from spread(units, work, jobs, _AT_A_TIME)
 
 
-def _at_once(
-    units: Sequence[Unit], executables: Path, jobs: int, known_good: KnownGood | None
-) -> Iterator[tuple[Unit, Tally]]:
+def spread(items: Sequence[T], work: Callable[[Iterable[T]], Iterator[R]], jobs: int, at_a_time: int) -> Iterator[R]:
+    """The result of each item, by `work` in `jobs` processes, each of which takes so many neighbours at a time."""
+    if jobs == 1:
+        yield from work(items)
+        return
     context = multiprocessing.get_context("fork")
     queue: Any = context.Queue()
-    taken: Any = context.Value("l", 0)  # so many of the units
-    named = (units, executables, known_good, taken, queue)
-    processes = [context.Process(target=_work, args=named, daemon=True) for _ in range(jobs)]
+    taken: Any = context.Value("l", 0)  # so many of the items
+
+    def mine() -> Iterator[T]:
+        while True:
+            with taken.get_lock():
+                start, taken.value = taken.value, taken.value + at_a_time
+            if start >= len(items):
+                return
+            yield from items[start : start + at_a_time]
+
+    def run() -> None:
+        for result in work(mine()):
+            queue.put(result)
+
+    processes = [context.Process(target=run, daemon=True) for _ in range(jobs)]
     for process in processes:
         process.start()
-    left = len(units)
+    left = len(items)
     while left:
         try:
             yield queue.get(timeout=5)
             left -= 1
         except queues.Empty:
             if not any(process.is_alive() for process in processes):
-                raise RuntimeError(f"the processes have ended, and {left} units were not gone through") from None
+                raise RuntimeError(f"the processes have ended, and {left} items were not gone through") from None
     for process in processes:
         process.join()
 
 
-def _work(units: Sequence[Unit], executables: Path, known_good: KnownGood | None, taken: Any, queue: Any) -> None:
-    runner = Runner(executables, known_good)
-    while True:
-        with taken.get_lock():
-            start, taken.value = taken.value, taken.value + _AT_A_TIME
-        if start >= len(units):
-            break
-        for unit in units[start : start + _AT_A_TIME]:
-            queue.put((unit, runner.run(unit)))
-    runner.close()
+def columns(rows: Sequence[Sequence[str]], left: int) -> list[str]:
+    """A table's lines: so many columns are flush left, the others right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    placed = [zip((str.ljust,) * left + (str.rjust,) * len(row), row, widths, strict=False) for row in rows]
+    return ["  ".join(put(cell, width) for put, cell, width in row) for row in placed]

@@ -23,7 +23,6 @@ class Trouble:
     changes = False  # only at requests that change something
     reads = False  # only at those that do not
     silent = False  # the client waits until its time is over: it is given less of it
-    verbs: tuple[str, ...] = ("ADD", "DEL")
     kills = False  # the call is killed then
     late = False  # the request is served while later calls run
 
@@ -206,14 +205,12 @@ class Overtaken(Late):
 class KilledLate(Late):
     """The call is killed while it waits for it; it is served after the next call."""
 
-    verbs = ("ADD", "DEL")
     kills = True
 
 
 class KilledOvertaken(Overtaken):
     """The call is killed while it waits for it; it is served during the next call."""
 
-    verbs = ("ADD", "DEL")
     kills = True
 
 
@@ -229,7 +226,7 @@ def meets(fault: str, operation: Operation, request: Call) -> bool:
     """Whether the trouble `fault` can happen to this request, a point of `operation`."""
     kind = TROUBLES[fault]
     changes = request.result == str(True)
-    fits = operation.store in kind.stores and operation.verb in kind.verbs
+    fits = operation.store in kind.stores and operation.verb in ("ADD", "DEL")
     return fits and not (kind.changes and not changes) and not (kind.reads and changes)
 
 

@@ -3,8 +3,8 @@
 python -m tests.faults.soak [MINUTES] [--seed N] [--keep FOLDER]     60 minutes; FOLDER: build/soak-N
 
 Every few seconds all calls come to rest, what stands is counted, and the history of the stretch is judged as `make
-histories` does. FOLDER gets the samples as they are taken; and at once when something is wrong `faults`, with the events that
-concern it, and `history-K`, for `python -m tests.faults.churn --judge`."""
+histories` does. FOLDER gets the samples as they are taken; and at once when something is wrong `faults`, and
+`history-K`, for `python -m tests.faults.churn --judge`."""
 
 import argparse
 import json
@@ -20,9 +20,8 @@ from tests.faults import tree
 from tests.faults.churn.__main__ import strange
 from tests.faults.churn.checker import check
 from tests.faults.churn.events import Operation, Rest, line
-from tests.faults.churn.evidence import concerning
 from tests.faults.churn.run import Churn
-from tests.faults.churn.sampling import Sample, growth, open_files, plot, state_bytes, store_bytes
+from tests.faults.churn.sampling import Sample, growth, open_files, state_bytes, store_bytes
 from tests.node import unusable
 
 WORKERS, PODS = 4, 16  # 64 namespaces
@@ -69,14 +68,13 @@ class Soak:
         self._churn.forget()
 
     def _keep(self, faults: Sequence[str]) -> None:
-        """Write down what explains `faults`, and say them: a run that is broken off has been heard."""
-        events = self._churn.evidence()
+        """Write down `faults` and their history, and say them: a run that is broken off has been heard."""
         name = f"history-{len(self.samples)}"
-        (self._folder / name).write_text("".join(line(event) + "\n" for event in events))
+        (self._folder / name).write_text("".join(line(event) + "\n" for event in self._churn.events()))
         with open(self._folder / "faults", "a") as file:
             for fault in faults:
                 print(f"FAULT {fault} (see {self._folder}/faults)", flush=True)
-                file.write("".join(f"{text}\n" for text in [f"{name}: {fault}", *concerning(fault, events), ""]))
+                file.write(f"{name}: {fault}\n")
 
     def _sample(self, rest: Rest) -> Sample:
         operations = [o for o in self._churn.fresh if isinstance(o, Operation)]
@@ -118,7 +116,7 @@ def main(arguments: Sequence[str]) -> int:
             while time.monotonic() < deadline:
                 soak.step(max(_LEAST_SECONDS, seconds / SAMPLES))
             soak.end()
-    print(plot(soak.samples))
+    print(soak.samples[-1])
     faults = soak.faults
     try:
         faults = [*faults, *growth(soak.samples)]

@@ -48,16 +48,11 @@ class Found:
 
 
 @dataclass
-class State:
-    """`records` by the names of their files; `others` are files which should not be there; `unfinished` and `late`
-    as in Found."""
+class State(Found):
+    """`records` by the names of their files; `others` are files which should not be there."""
 
-    leases: list[Lease] = field(default_factory=list)
     records: dict[str, dict[str, Any]] = field(default_factory=dict)
     others: list[str] = field(default_factory=list)
-    faults: list[str] = field(default_factory=list)
-    unfinished: list[str] = field(default_factory=list)
-    late: list[str] = field(default_factory=list)
 
     def of(self, container: str) -> list[str]:
         """All that stands for a container, in words."""

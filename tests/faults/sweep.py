@@ -18,7 +18,7 @@ from tests.faults import backing, served, stopped, trace, tree
 from tests.faults.cases import OPERATIONS, Operation, continuations
 from tests.faults.gate import REQUEST
 from tests.faults.inject import ERRORS, KILL, STOP, Injector, unavailable
-from tests.faults.runner import Runner, Tally, Unit, run
+from tests.faults.runner import Runner, Tally, Unit, columns, run
 from tests.faults.scene import Scene
 from tests.faults.trace import Call
 from tests.node import IS_WARM
@@ -141,10 +141,7 @@ def table(tallies: Mapping[tuple[str, str], Tally]) -> str:
         store = OPERATIONS[name].store
         rows.append([store, name.removeprefix(f"{store}-"), fault, *_cells(tally, ways)])
     rows.append(["all", "", "", *_cells(total(tallies.values()), ways)])
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    placed = [zip((str.ljust,) * 3 + (str.rjust,) * len(row), row, widths, strict=False) for row in rows]
-    lines = ["  ".join(put(cell, width) for put, cell, width in row) for row in placed]
-    return "\n".join([*lines, ABOUT])
+    return "\n".join([*columns(rows, 3), ABOUT])
 
 
 def total(tallies: Iterable[Tally]) -> Tally:

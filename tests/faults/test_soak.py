@@ -9,7 +9,7 @@ from tests.faults import tree
 from tests.faults.churn.checker import check
 from tests.faults.churn.events import parse
 from tests.faults.churn.run import Churn
-from tests.faults.churn.sampling import LIMITS, Sample, growth, plot
+from tests.faults.churn.sampling import LIMITS, Sample, growth
 from tests.faults.soak import Soak
 from tests.faults.test_histories import ANSWERED_BEFORE_GONE
 from tests.node import unusable
@@ -47,12 +47,6 @@ def test_few_samples_tell_nothing() -> None:
         growth(samples(5))
 
 
-def test_the_plot_has_a_line_for_each_value() -> None:
-    lines = plot(samples(leases=2)).splitlines()
-    assert len(lines) == len(LIMITS) + 1
-    assert lines[0].split()[-1] == "119"
-
-
 @pytest.mark.long
 @pytest.mark.skipif(bool(unusable()), reason=unusable())
 def test_a_soak_judges_each_stretch_and_ends_with_nothing_left(executables: Path, tmp_path: Path) -> None:
@@ -71,20 +65,13 @@ def test_a_soak_judges_each_stretch_and_ends_with_nothing_left(executables: Path
 
 @pytest.mark.long
 @pytest.mark.skipif(bool(unusable()), reason=unusable())
-def test_what_explains_a_fault_is_kept(executables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_history_of_a_fault_is_kept(executables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Churn(tree.copy(tmp_path, ANSWERED_BEFORE_GONE), seed=4, workers=2, pods=4) as churn:
         soak = Soak(churn, tmp_path / "kept")
         while not soak.faults and len(soak.samples) < 20:
             soak.step(1.0)
     fault = next(fault for fault in soak.faults if "its DEL was answered" in fault)
     assert f"FAULT {fault}" in capsys.readouterr().out
-    address, _, container, *_ = fault.replace("was on", "on").split()
-    told = (tmp_path / "kept" / "faults").read_text().split(f": {fault}\n")[1].split("\n\n")[0]
-    for event in (
-        f"DEL {container} of",
-        f"kernel: NEWADDR {address} of {container}",
-        f"{address} went from {container}",
-    ):
-        assert event in told
+    assert f": {fault}\n" in (tmp_path / "kept" / "faults").read_text()
     (history,) = (tmp_path / "kept").glob("history-*")
     assert fault in check(parse(history.read_text().splitlines()))

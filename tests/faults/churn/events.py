@@ -48,20 +48,6 @@ class Sight:
 
 
 @dataclass(frozen=True)
-class Heard:
-    """A message of the kernel as it was read, from which sights are made: it explains a history, and is not judged.
-
-    `message`: NEWADDR, DELADDR, or DELNSID, with which the namespace goes. `link` is an index in the namespace."""
-
-    message: str
-    container: str
-    address: str
-    link: int
-    after: float
-    seen: float
-
-
-@dataclass(frozen=True)
 class Dissolved:
     """The sandbox of `container` was given up: its namespace goes, and the link with it."""
 
@@ -82,8 +68,8 @@ class Rest:
     faults: tuple[str, ...] = ()
 
 
-Event = Operation | Sight | Heard | Dissolved | Rest
-_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Operation, Sight, Heard, Dissolved, Rest)}
+Event = Operation | Sight | Dissolved | Rest
+_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Operation, Sight, Dissolved, Rest)}
 
 
 def line(event: Event) -> str:

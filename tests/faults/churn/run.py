@@ -175,10 +175,6 @@ class Churn:
         """The history up to the last rest."""
         return [*self._watcher.sights, *self._events]
 
-    def evidence(self) -> list[Event]:
-        """The history up to the last rest, and what the kernel said of it."""
-        return [*self._watcher.heard, *self.events()]
-
     def forget(self) -> None:
         """Drop from the history those owners of whom nothing stood at the last rest: it need not grow without end."""
         rest = next(e for e in reversed(self._events) if isinstance(e, Rest))
@@ -191,7 +187,6 @@ class Churn:
         collections = [o for o in operations if o.verb == "GC" and o.ended >= oldest]
         self._events = [*kept, *collections, *gone, rest]
         self._watcher.sights[:] = [s for s in self._watcher.sights if s.container in containers]
-        self._watcher.heard[:] = [h for h in self._watcher.heard if h.container in containers]
 
 
 def _readable(stream: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Samples of a churn over time, whether they are flat, and how they look."""
+"""Samples of a churn over time, and whether they are flat."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -7,8 +7,6 @@ from pathlib import Path
 
 from tests.node import STATE, Node
 
-_BARS = "▁▂▃▄▅▆▇█"
-_WIDTH = 60  # characters of a line of bars
 _LEAST = 12  # samples before flatness can be told
 
 
@@ -77,16 +75,3 @@ def growth(samples: Sequence[Sample]) -> list[str]:
 
 def _median(values: Sequence[float]) -> float:
     return sorted(values)[len(values) // 2]
-
-
-def plot(samples: Sequence[Sample]) -> str:
-    """A line of bars for each value over time, from nought to its most."""
-    lines = []
-    for name in [*LIMITS, "calls"]:
-        values = [float(asdict(sample)[name]) for sample in samples]
-        width = min(_WIDTH, len(values))
-        slots = [values[i * len(values) // width : (i + 1) * len(values) // width] for i in range(width)]
-        most = max(values) or 1
-        bars = "".join(_BARS[round((len(_BARS) - 1) * max(slot) / most)] for slot in slots)
-        lines.append(f"  {name:17} {bars}  {min(values):.0f} to {max(values):.0f}, last {values[-1]:.0f}")
-    return "\n".join(lines)

@@ -12,14 +12,14 @@ import struct
 import time
 from collections.abc import Iterator
 
-from tests.faults.churn.events import Heard, Sight
+from tests.faults.churn.events import Sight
+from tests.faults.kernelstate import attributes_of
 from tests.view import View
 
 _SOL_NETLINK, _LISTEN_ALL_NSID = 270, 8
 _SO_RCVBUFFORCE = 33
 _GROUPS = 0x10 | 0x100 | 1 << 27  # RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR, RTNLGRP_NSID
 _RTM_NEWADDR, _RTM_DELADDR, _RTM_DELNSID = 20, 21, 89
-_NAMES = {_RTM_NEWADDR: "NEWADDR", _RTM_DELADDR: "DELADDR", _RTM_DELNSID: "DELNSID"}
 _IFA_ADDRESS, _IFA_LOCAL, _NETNSA_NSID = 1, 2, 1
 _BUFFER_BYTES = 64 << 20
 _STEP_SECONDS = 0.002  # how closely the time of an event is known from below
@@ -39,7 +39,6 @@ class Watcher:
         self._empty = time.monotonic()  # when there was certainly nothing to read
         self._present: dict[int, set[str]] = {}
         self.sights: list[Sight] = []
-        self.heard: list[Heard] = []  # what the sights are made from
 
     def __enter__(self) -> Watcher:
         return self
@@ -69,17 +68,14 @@ class Watcher:
                 (sandbox,) = struct.unpack_from("i", content)
         for kind, body in _messages(data):
             if kind == _RTM_DELNSID and sandbox < 0:  # a sandbox has ids of its own for others
-                (gone,) = struct.unpack("i", dict(_attributes(body[4:]))[_NETNSA_NSID])
-                self.heard.append(Heard(_NAMES[kind], str(gone), "", 0, self._empty, seen))
+                (gone,) = struct.unpack("i", dict(attributes_of(body[4:]))[_NETNSA_NSID])
                 for address in sorted(self._present.pop(gone, ())):
                     self._note(gone, address, False, seen)
             elif kind in (_RTM_NEWADDR, _RTM_DELADDR) and sandbox >= 0:
-                attributes = dict(_attributes(body[8:]))
+                attributes = dict(attributes_of(body[8:]))
                 text = str(ipaddress.ip_address(attributes.get(_IFA_LOCAL) or attributes[_IFA_ADDRESS]))
                 if text.startswith(("fe80:", "127.")) or text == "::1":
                     continue
-                (link,) = struct.unpack_from("I", body, 4)
-                self.heard.append(Heard(_NAMES[kind], str(sandbox), text, link, self._empty, seen))
                 there = self._present.setdefault(sandbox, set())
                 present = kind == _RTM_NEWADDR
                 if present != (text in there):
@@ -95,12 +91,4 @@ def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:
     while at + 16 <= len(data):
         length, kind = struct.unpack_from("IH", data, at)
         yield kind, data[at + 16 : at + length]
-        at += length + 3 & ~3
-
-
-def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
-    at = 0
-    while at + 4 <= len(data):
-        length, kind = struct.unpack_from("HH", data, at)
-        yield kind & 0x3FFF, data[at + 4 : at + length]
         at += length + 3 & ~3
