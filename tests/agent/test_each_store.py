@@ -215,21 +215,13 @@ def test_a_node_that_is_gone_or_out_of_service_is_looked_after_by_the_elected_ag
     assert until(lambda: rig.held(kind) == [3, 4], 20), agent.log
     agent.passes(4)
     assert rig.held(kind) == [3, 4]
+    assert "10.0.0.4" not in agent.log, "that node's agent alone may free what it has, of a pod deleted by force too"
     assert agent.metric("ipam_allocations_in_use") == 2
     assert agent.metric("ipam_ippool_size") == 254
     shown = run("pools", "--kubeconfig", rig.server.kubeconfig(rig.directory), data=True)
     assert [pool["size"] for pool in shown] == [254], "the command counts the same"
     rig.agent("n2")
     assert until(lambda: rig.held(kind) == [3], 20)
-
-
-def test_a_pod_deleted_by_force_that_runs_on_keeps_its_lease_from_the_elected_agent(rig: Rig, kind: str) -> None:
-    """Its node answers, so that node's agent alone may free what it has."""
-    rig.hold(kind, 1, owner("c1", "team/forced", node="n2", boot="another"))
-    agent = rig.agent("n1")
-    agent.passes(6)
-    assert rig.held(kind) == [1]
-    assert "10.0.0.1" not in agent.log
 
 
 def test_a_new_agent_waits_for_a_silent_node_that_may_be_the_one_that_a_lease_names_otherwise(

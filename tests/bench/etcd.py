@@ -18,24 +18,13 @@ from ipam.leases import Owner, Want
 from ipam.stores.base import Claimed, Unknown
 from ipam.stores.etcd import EtcdStore
 from tests import etcd
+from tests.bench import scenarios as named
 from tests.bench.calls import Call, timed
 from tests.bench.hosts import Host
 from tests.bench.operations import Round, alternately
 from tests.bench.progress import Progress
 from tests.bench.samples import Operation, Results
-from tests.bench.scenarios import (
-    ETCD,
-    ETCD_CLAIMS,
-    ETCD_CLAIMS_FILLED,
-    ETCD_CROWDED,
-    ETCD_EMPTY,
-    ETCD_FILE,
-    ETCD_FILLED,
-    ETCD_SEARCHES,
-    OURS,
-    PODS,
-    Side,
-)
+from tests.bench.scenarios import OURS, PODS, Side
 from tests.node import ROOT
 from tests.stores.kinds import description
 
@@ -88,13 +77,13 @@ class Etcd:
     def everything(self, host: Host) -> None:
         rounds = max(3, self._rounds // 20)
         for number in self._progress.track("etcd: claims at once", rounds):
-            self.results.note(ETCD_CLAIMS, OURS, self._rate("claim", number))
+            self.results.note(named.ETCD_CLAIMS, OURS, self._rate("claim", number))
         self._fill()
         blocks: dict[Operation, dict[str, Any]] = {
-            ETCD_FILE: {"datastore": "file", "range": "10.0.0.0/16"},
-            ETCD_EMPTY: self._block("10.1.0.0/16"),
-            ETCD_FILLED: self._block("10.0.0.0/16"),
-            ETCD_CROWDED: self._block("11.0.0.0/16"),
+            named.ETCD_FILE: {"datastore": "file", "range": "10.0.0.0/16"},
+            named.ETCD_EMPTY: self._block("10.1.0.0/16"),
+            named.ETCD_FILLED: self._block("10.0.0.0/16"),
+            named.ETCD_CROWDED: self._block("11.0.0.0/16"),
         }
 
         def calls(side: Side, number: int) -> Round:
@@ -104,10 +93,10 @@ class Etcd:
                 host.submit(timed, self._call("DEL", blocks[operation], number)).result()
             return {operation: found[operation] for operation in blocks}
 
-        alternately(self.results, self._progress, ETCD, [self._ours], max(5, self._rounds // 4), calls)
+        alternately(self.results, self._progress, named.ETCD, [self._ours], max(5, self._rounds // 4), calls)
         for number in self._progress.track("etcd: claims at once, beside those leases", rounds):
-            self.results.note(ETCD_CLAIMS_FILLED, OURS, self._rate("claim", rounds + number))
-            self.results.note(ETCD_SEARCHES, OURS, self._rate("search", number))
+            self.results.note(named.ETCD_CLAIMS_FILLED, OURS, self._rate("claim", rounds + number))
+            self.results.note(named.ETCD_SEARCHES, OURS, self._rate("search", number))
 
     def _block(self, cidr: str) -> dict[str, Any]:
         more = {"etcd_host": self._host, "etcd_prefix": self._store_ref["prefix"]}

@@ -16,26 +16,14 @@ from functools import partial
 from pathlib import Path
 
 from tests.bench import operations
+from tests.bench import scenarios as named
 from tests.bench.apiserver import Counter, Namespace, Server
 from tests.bench.calls import Call, Failed, Running, script_of, timed
 from tests.bench.hosts import Host
 from tests.bench.operations import Round, alternately
 from tests.bench.progress import Progress
 from tests.bench.samples import Operation, Results, Sample
-from tests.bench.scenarios import (
-    GO,
-    IPPOOLS,
-    KUBE,
-    KUBE_EMPTY,
-    KUBE_FILLED,
-    KUBE_FULL,
-    KUBE_NODE,
-    KUBE_NODES,
-    LEASES,
-    MANY_LEASES,
-    OURS,
-    Side,
-)
+from tests.bench.scenarios import GO, IPPOOLS, OURS, Side
 
 PEER = "RAILCNI_BENCH_WHEREABOUTS"
 RANGE, _FULL_RANGE = 0, 1  # of the ranges of a namespace
@@ -105,16 +93,16 @@ class Kubernetes:
         self._requests(hosts[0])
 
     def _node(self, hosts: list[Host]) -> None:
-        self._at_once(KUBE_NODE, hosts[:1], 100, RANGE, max(1, self._rounds // 40))
+        self._at_once(named.KUBE_NODE, hosts[:1], 100, RANGE, max(1, self._rounds // 40))
 
     def _nodes(self, hosts: list[Host]) -> None:
-        self._at_once(KUBE_NODES, hosts, 100, RANGE, max(1, self._rounds // 40))
+        self._at_once(named.KUBE_NODES, hosts, 100, RANGE, max(1, self._rounds // 40))
 
     def _full(self, hosts: list[Host]) -> None:
         for client in self._clients:
-            for _ in self._progress.track(f"{LEASES:,} leases in a pool: {client.name}", 1):
-                client.namespace.fill(client.namespace.range(_FULL_RANGE), LEASES)
-        self._at_once(KUBE_FULL, hosts[:1], 30, _FULL_RANGE, max(1, self._rounds // 100))
+            for _ in self._progress.track(f"{named.LEASES:,} leases in a pool: {client.name}", 1):
+                client.namespace.fill(client.namespace.range(_FULL_RANGE), named.LEASES)
+        self._at_once(named.KUBE_FULL, hosts[:1], 30, _FULL_RANGE, max(1, self._rounds // 100))
 
     def _one(self, host: Host) -> None:
         """ADD and DEL of one attachment, and the floor of any exec of Python, in the same rounds."""
@@ -126,27 +114,29 @@ class Kubernetes:
                 found |= operations.interpreter(script[0])
             return found
 
-        alternately(self.results, self._progress, KUBE, self._clients, max(5, self._rounds // 4), attachment)
+        alternately(self.results, self._progress, named.KUBE, self._clients, max(5, self._rounds // 4), attachment)
 
     def _sizes(self, hosts: list[Host]) -> None:
         """An ADD in an empty pool, and in one with many leases, each in a namespace of its own: an object for each address."""
         ours = self._clients[0]
         pools = {
-            KUBE_EMPTY: replace(ours, namespace=self._server.namespace("empty", "addresslease")),
-            KUBE_FILLED: replace(ours, namespace=self._server.namespace("filled", "addresslease")),
+            named.KUBE_EMPTY: replace(ours, namespace=self._server.namespace("empty", "addresslease")),
+            named.KUBE_FILLED: replace(ours, namespace=self._server.namespace("filled", "addresslease")),
         }
-        for _ in self._progress.track(f"{MANY_LEASES:,} leases in a pool", 1):
-            filled = pools[KUBE_FILLED].namespace
-            filled.fill(filled.range(_FULL_RANGE), MANY_LEASES)
+        for _ in self._progress.track(f"{named.MANY_LEASES:,} leases in a pool", 1):
+            filled = pools[named.KUBE_FILLED].namespace
+            filled.fill(filled.range(_FULL_RANGE), named.MANY_LEASES)
 
         def attachments(client: Client, number: int) -> Round:
             found: Round = {}
             for operation in random.sample(list(pools), len(pools)):
                 calls = _attachment(pools[operation], hosts[0], number, which=_FULL_RANGE)
-                found[operation] = calls[Operation(KUBE, "ADD")]
+                found[operation] = calls[Operation(named.KUBE, "ADD")]
             return found
 
-        alternately(self.results, self._progress, KUBE_EMPTY.group, [ours], max(5, self._rounds // 4), attachments)
+        alternately(
+            self.results, self._progress, named.KUBE_EMPTY.group, [ours], max(5, self._rounds // 4), attachments
+        )
 
     def _requests(self, host: Host) -> None:
         """What a call asks of the server in a pool that is there; through a proxy, so not in the other rounds."""
@@ -162,7 +152,9 @@ class Kubernetes:
                         except Failed as fault:
                             self.results.failures.append(f"{client.name}, requests: {fault}")
                             return
-                        self.results.note(Operation(KUBE, f"requests of {verb}"), client.name, counter.count - before)
+                        self.results.note(
+                            Operation(named.KUBE, f"requests of {verb}"), client.name, counter.count - before
+                        )
 
     def _at_once(self, group: str, hosts: list[Host], calls: int, which: int, rounds: int) -> None:
         wave = partial(self._wave, group, hosts, calls, which)
@@ -205,5 +197,5 @@ def _attachment(client: Client, host: Host, number: int, which: int = RANGE) -> 
     found = {}
     for verb in ("ADD", "DEL"):
         call = client.call(verb, f"c{number}", which=which)
-        found[Operation(KUBE, verb)], _ = host.submit(measure, call).result()
+        found[Operation(named.KUBE, verb)], _ = host.submit(measure, call).result()
     return found

@@ -5,36 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tests.bench import scenarios as named
 from tests.bench.samples import Crowd, Operation, Results, median, ratio
-from tests.bench.scenarios import (
-    ADDRESS_LEASES,
-    AS_CONTAINERD,
-    AT_ONCE,
-    ETCD_CLAIMS,
-    ETCD_CROWDED,
-    ETCD_EMPTY,
-    ETCD_FILLED,
-    FULL,
-    GO,
-    HOST_DEVICE,
-    IPPOOLS,
-    KUBE,
-    KUBE_EMPTY,
-    KUBE_FILLED,
-    KUBE_FULL,
-    KUBE_NODE,
-    KUBE_NODES,
-    MOVE,
-    OURS,
-    POOL,
-    POOL_COLD,
-    RANGES,
-    SHARED,
-    SHARED_POOLS,
-    WORKERS_BUSY,
-    WORKERS_IDLE,
-    ipam_group,
-)
+from tests.bench.scenarios import GO, IPPOOLS, OURS, ipam_group
 
 _ROUNDS = 100  # fewer tell nothing of a difference of a twentieth
 
@@ -81,7 +54,10 @@ def _to_go(operation: Operation, side: str = OURS) -> Callable[[Results], float 
 
 
 def _above_move(results: Results) -> float | None:
-    add, move = median(results.times(Operation(HOST_DEVICE, "ADD"), OURS)), median(results.times(MOVE, OURS))
+    add, move = (
+        median(results.times(Operation(named.HOST_DEVICE, "ADD"), OURS)),
+        median(results.times(named.MOVE, OURS)),
+    )
     return None if add is None or move is None else add - move
 
 
@@ -91,7 +67,7 @@ def _to_other(operation: Operation, other: Operation) -> Callable[[Results], flo
 
 def _above_row_without(results: Results) -> float | None:
     """How many times ADD / Go of the row whose caller has no variables, which the same rounds measure; None for few rounds."""
-    rows = [(Operation(group, "ADD"), side) for group in (AS_CONTAINERD, POOL) for side in (OURS, GO)]
+    rows = [(Operation(group, "ADD"), side) for group in (named.AS_CONTAINERD, named.POOL) for side in (OURS, GO)]
     rounds = list(zip(*(results.times(*row) for row in rows), strict=False))
     times = [ours / go / (ours_without / go_without) for ours, go, ours_without, go_without in rounds]
     return median(times) if len(times) >= _ROUNDS else None
@@ -109,33 +85,37 @@ def _noted(operation: Operation) -> Callable[[Results], float | None]:
 
 
 LIMITS: dict[Operation, Limit | _Both] = {
-    Operation(POOL, "VERSION"): Limit(0.25, _to_go(Operation(POOL, "VERSION"))),
-    Operation(POOL, "ADD"): _Both(Limit(0.65, _to_go(Operation(POOL, "ADD"))),
-        Limit(0.6, _cpu_to_go(Operation(POOL, "ADD")), "", "CPU")),
-    Operation(AS_CONTAINERD, "ADD"): Limit(1.05, _above_row_without, "", "of ADD / Go of the row without"),
-    Operation(POOL, "CHECK"): Limit(0.5, _to_go(Operation(POOL, "CHECK"))),
-    Operation(POOL, "DEL"): Limit(0.5, _to_go(Operation(POOL, "DEL"))),
-    Operation(POOL_COLD, "ADD"): Limit(5.0, _to_go(Operation(POOL_COLD, "ADD"))),
-    Operation(AT_ONCE, "ADD"): Limit(0.7, _to_go(Operation(AT_ONCE, "ADD"))),
-    Operation(HOST_DEVICE, "ADD"): _Both(Limit(1.0, _to_go(Operation(HOST_DEVICE, "ADD"))),
+    Operation(named.POOL, "VERSION"): Limit(0.25, _to_go(Operation(named.POOL, "VERSION"))),
+    Operation(named.POOL, "ADD"): _Both(Limit(0.65, _to_go(Operation(named.POOL, "ADD"))),
+        Limit(0.6, _cpu_to_go(Operation(named.POOL, "ADD")), "", "CPU")),
+    Operation(named.AS_CONTAINERD, "ADD"): Limit(1.05, _above_row_without, "", "of ADD / Go of the row without"),
+    Operation(named.POOL, "CHECK"): Limit(0.5, _to_go(Operation(named.POOL, "CHECK"))),
+    Operation(named.POOL, "DEL"): Limit(0.5, _to_go(Operation(named.POOL, "DEL"))),
+    Operation(named.POOL_COLD, "ADD"): Limit(5.0, _to_go(Operation(named.POOL_COLD, "ADD"))),
+    Operation(named.AT_ONCE, "ADD"): Limit(0.7, _to_go(Operation(named.AT_ONCE, "ADD"))),
+    Operation(named.HOST_DEVICE, "ADD"): _Both(Limit(1.0, _to_go(Operation(named.HOST_DEVICE, "ADD"))),
         Limit(8, _above_move, " ms", "above the bare move")),
-    WORKERS_IDLE: Limit(100, _noted(WORKERS_IDLE)),
-    WORKERS_BUSY: Limit(110, _noted(WORKERS_BUSY)),
-    Operation(ipam_group(FULL), "ADD"): Limit(1.2,
-        _to_other(Operation(ipam_group(FULL), "ADD"), Operation(ipam_group(0), "ADD")), "", "to 0 leases"),
-    Operation(KUBE, "ADD"): Limit(0.3, _to_go(Operation(KUBE, "ADD"))),
-    Operation(KUBE_NODE, "ADD"): _Both(Limit(0.05, _to_go(Operation(KUBE_NODE, "ADD"))),
-        Limit(0.3, _to_go(Operation(KUBE_NODE, "ADD"), IPPOOLS), "", f"{IPPOOLS} / {GO}")),
-    Operation(KUBE_NODES, "ADD"): Limit(0.5, _to_go(Operation(KUBE_NODES, "ADD"))),
-    Operation(KUBE_FULL, "ADD"): Limit(0.03, _to_go(Operation(KUBE_FULL, "ADD"))),
-    KUBE_FILLED: Limit(1.5, _to_other(KUBE_FILLED, KUBE_EMPTY), "", "to the empty pool"),
-    ETCD_FILLED: Limit(1.5, _to_other(ETCD_FILLED, ETCD_EMPTY), "", "to the empty pool"),
-    ETCD_CROWDED: Limit(10, _to_other(ETCD_CROWDED, ETCD_EMPTY), "", "to the empty pool"),
+    named.WORKERS_IDLE: Limit(100, _noted(named.WORKERS_IDLE)),
+    named.WORKERS_BUSY: Limit(110, _noted(named.WORKERS_BUSY)),
+    Operation(ipam_group(named.FULL), "ADD"): Limit(1.2,
+        _to_other(Operation(ipam_group(named.FULL), "ADD"), Operation(ipam_group(0), "ADD")), "", "to 0 leases"),
+    Operation(named.KUBE, "ADD"): Limit(0.3, _to_go(Operation(named.KUBE, "ADD"))),
+    Operation(named.KUBE_NODE, "ADD"): _Both(Limit(0.05, _to_go(Operation(named.KUBE_NODE, "ADD"))),
+        Limit(0.3, _to_go(Operation(named.KUBE_NODE, "ADD"), IPPOOLS), "", f"{IPPOOLS} / {GO}")),
+    Operation(named.KUBE_NODES, "ADD"): Limit(0.5, _to_go(Operation(named.KUBE_NODES, "ADD"))),
+    Operation(named.KUBE_FULL, "ADD"): Limit(0.03, _to_go(Operation(named.KUBE_FULL, "ADD"))),
+    named.KUBE_FILLED: Limit(1.5, _to_other(named.KUBE_FILLED, named.KUBE_EMPTY), "", "to the empty pool"),
+    named.ETCD_FILLED: Limit(1.5, _to_other(named.ETCD_FILLED, named.ETCD_EMPTY), "", "to the empty pool"),
+    named.ETCD_CROWDED: Limit(10, _to_other(named.ETCD_CROWDED, named.ETCD_EMPTY), "", "to the empty pool"),
 }  # fmt: skip
 _FIGURES = (
-    (Operation(KUBE, "requests of ADD"), 4, False),
-    *((Operation(g, f"failures of {v}"), 0, False) for g in (KUBE_NODE, KUBE_NODES, KUBE_FULL) for v in ("ADD", "DEL")),
-    (ETCD_CLAIMS, 2_500, True),
+    (Operation(named.KUBE, "requests of ADD"), 4, False),
+    *(
+        (Operation(g, f"failures of {v}"), 0, False)
+        for g in (named.KUBE_NODE, named.KUBE_NODES, named.KUBE_FULL)
+        for v in ("ADD", "DEL")
+    ),
+    (named.ETCD_CLAIMS, 2_500, True),
 )
 LIMITS |= {operation: Limit(bound, _noted(operation), least=least) for operation, bound, least in _FIGURES}
 MEMORY_MB = 30.0
@@ -155,16 +135,16 @@ def crowd_verdict(crowd: Crowd) -> str:
 def crowd_ratios(crowds: Sequence[Crowd]) -> list[str]:
     """What the ADDs over AddressLeases took, of one range beside many, and beside an earlier version over IPPools."""
     took = {(crowd.store, crowd.what): crowd.add_s for crowd in crowds}
-    shared = took.get((ADDRESS_LEASES, SHARED))
+    shared = took.get((named.ADDRESS_LEASES, named.SHARED))
     if shared is None:
         return []
     found = [_known(25, shared, " s", "it took")]
-    others = [((ADDRESS_LEASES, RANGES), 1.3)]
-    others += [(key, 0.45) for key in took if key[0].startswith(f"{SHARED_POOLS}, ") and key[1] == SHARED]
+    others = [((named.ADDRESS_LEASES, named.RANGES), 1.3)]
+    others += [(key, 0.45) for key in took if key[0].startswith(f"{named.SHARED_POOLS}, ") and key[1] == named.SHARED]
     for key, bound in others:
         if key in took:
             found.append(_known(bound, shared / took[key], "", f"to {', '.join(key)}"))
-    return [f"{crowds[0].calls:,} ADDs over {ADDRESS_LEASES}, {SHARED}: {text}" for text in found]
+    return [f"{crowds[0].calls:,} ADDs over {named.ADDRESS_LEASES}, {named.SHARED}: {text}" for text in found]
 
 
 def _known(bound: float, value: float, unit: str = "", of: str = "") -> str:

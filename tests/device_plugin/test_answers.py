@@ -1,14 +1,12 @@
 """What kubelet, the runtime and Multus are answered."""
 
 import json
-import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cni.resources.choose import Offer, Resource
-from cni.resources.containers import info_name
 from cni.resources.device_plugin import answers
 
 UVERBS = [(f"/dev/infiniband/uverbs{n}", f"/dev/infiniband/uverbs{n}") for n in range(2)]
@@ -73,11 +71,6 @@ def test_a_function_without_device_nodes_is_left_out_of_cdi_which_takes_no_empty
     assert answer.envs["PCIDEVICE_MY-COMPANY_COM_VF_A"] == "0000:30:00.2"
 
 
-def test_a_device_that_is_gone_is_named() -> None:
-    with pytest.raises(LookupError, match=re.escape("rdma/hca has no device 0000:32:00.0-1 any more")):
-        answers.allocation(SHARED, ["0000:30:00.0-1", "0000:32:00.0-1"], cdi=False)
-
-
 @pytest.mark.parametrize(("size", "needed", "wanted"), [
     (1, [], ["0000:30:00.0"]),  # the NIC with the most devices that are free
     (2, [], ["0000:30:00.0", "0000:31:00.0"]),
@@ -117,8 +110,3 @@ def test_file_names_are_short_and_differ(name: str) -> None:
     assert len(answers.plain(name)) <= 48
     assert answers.plain(name) != answers.plain(name + "c")
     assert "/" not in answers.plain(name)
-
-
-def test_the_device_info_file_has_the_name_that_multus_reads() -> None:
-    """Device Information Specification, 4.1: /var/run/k8s.cni.cncf.io/devinfo/dp/RESOURCE-DEVICE-device.json."""
-    assert info_name("intel.com/vf", "0000:30:00.2") == "intel.com-vf-0000:30:00.2-device.json"

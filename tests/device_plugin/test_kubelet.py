@@ -56,14 +56,6 @@ def test_a_container_gets_the_nodes_of_one_nic(scene: Scene) -> None:
     assert {d.host_path.rpartition("/")[2] for d in both.devices} == {"rdma_cm", "uverbs0", "uverbs1"}
 
 
-def test_kubelet_hears_of_the_numa_node_of_each_device(scene: Scene) -> None:
-    known = scene.kubelet.resources[SHARED].devices
-    assert {one[:7]: [n.ID for n in device.topology.nodes] for one, device in known.items()} == {
-        "0000:30": [0],
-        "0000:31": [1],
-    }
-
-
 def test_specifications_that_cannot_be_written_are_told_since_no_container_would_start() -> None:
     with Scene() as scene:
         scene.machine.nic(0)

@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -139,14 +138,6 @@ def test_a_pool_has_slices_of_at_most_128_devices(machine: Machine, count: int) 
         assert spec["pool"] == {"name": "node-1", "generation": 7, "resourceSliceCount": len(found)}
         assert len(spec["devices"]) <= 128
         assert one["metadata"]["name"] == f"node-1-railcni.io-{number}"
-
-
-def test_eight_nics_with_63_shares_each_are_one_slice(tmp_path: Path) -> None:
-    machine = Machine(tmp_path)
-    names = [f"ens{number}f0" for number in range(8) if machine.nic(number)]
-    found = devices(machine, share("rail", *names, most=8 * 63))
-    (one,) = slices.documents(list(found.values()), "n", 1)
-    assert [device["capacity"]["gids"] for device in one["spec"]["devices"]] == [by_two(126)] * 8
 
 
 @pytest.fixture
