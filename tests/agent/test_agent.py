@@ -152,16 +152,13 @@ def store_of(rig: Rig, node: str, *options: str, flat: str = "") -> str:
 POOL_OF_ANOTHER = {"range": "10.99.0.0/24", "allocations": {}}
 
 
-@pytest.mark.parametrize(
-    ("first", "stands", "flat", "option"),
-    [
-        ("kubernetes", "addresslease", "", "addresslease"),
-        ("kubernetes", "addresslease", LOG_LEVEL, "kubernetes"),
-        ("addresslease", "kubernetes", "", "kubernetes"),
-        ("addresslease", "kubernetes", LOG_LEVEL, "kubernetes"),
-        ("addresslease", "both", LOG_LEVEL, "addresslease"),
-    ],
-)
+@pytest.mark.parametrize(("first", "stands", "flat", "option"), [
+    ("kubernetes", "addresslease", "", "addresslease"),
+    ("kubernetes", "addresslease", LOG_LEVEL, "kubernetes"),
+    ("addresslease", "kubernetes", "", "kubernetes"),
+    ("addresslease", "kubernetes", LOG_LEVEL, "kubernetes"),
+    ("addresslease", "both", LOG_LEVEL, "addresslease"),
+])  # fmt: skip
 def test_a_node_that_joins_uses_the_store_of_the_rest_whatever_stands_in_the_cluster(
     rig: Rig, first: str, stands: str, flat: str, option: str
 ) -> None:

@@ -365,13 +365,10 @@ def test_an_address_that_both_stores_have_leased_is_found_from_either(
 
 # The state of the lease's node, and whether another machine may free a lease whose pod is gone.
 AFAR = {
-    "ready": ({"ready": True}, False),
-    "silent": ({"ready": False}, False),
-    "off": ({"ready": False, "out_of_service": True}, True),
-    "gone": (None, True),
-    "gone, and its agent renews its Lease": (None, False),
-    "gone, and no Lease may be read": (None, False),
-}
+    "ready": ({"ready": True}, False), "silent": ({"ready": False}, False),
+    "off": ({"ready": False, "out_of_service": True}, True), "gone": (None, True),
+    "gone, and its agent renews its Lease": (None, False), "gone, and no Lease may be read": (None, False),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("state", AFAR)

@@ -47,17 +47,13 @@ def probes(port: int) -> list[int]:
     return [get(port, path)[0] for path in ("/healthz", "/readyz")]
 
 
-@pytest.mark.parametrize(
-    ("peers", "sent"),
-    [
-        pytest.param(1, b"", marks=pytest.mark.long),
-        (1, b"GET /healthz HTTP/1.1\r\nX-Slow: "),
-        pytest.param(1, b"GET /metrics HTTP/1.1\r\n\r\n", marks=pytest.mark.long),
-        pytest.param(64, b"", marks=pytest.mark.long),
-        (64, b"GET /metrics HTTP/1.1\r\n\r\n"),
-    ],
-    ids=["silent", "half a header", "slow readers of metrics", "silent from 64 addresses", "readers from 64 addresses"],
-)
+@pytest.mark.parametrize(("peers", "sent"), [
+    pytest.param(1, b"", marks=pytest.mark.long),
+    (1, b"GET /healthz HTTP/1.1\r\nX-Slow: "),
+    pytest.param(1, b"GET /metrics HTTP/1.1\r\n\r\n", marks=pytest.mark.long),
+    pytest.param(64, b"", marks=pytest.mark.long),
+    (64, b"GET /metrics HTTP/1.1\r\n\r\n"),
+], ids=["silent", "half a header", "slow readers of metrics", "silent from 64 addresses", "readers from 64 addresses"])  # fmt: skip
 def test_slow_clients_take_no_probe_away(port: int, gate: threading.Event, peers: int, sent: bytes) -> None:
     gate.set()
     with contextlib.ExitStack() as slow:

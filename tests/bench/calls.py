@@ -45,12 +45,9 @@ class Call:
 
     def environ(self) -> dict[str, str]:
         named = {
-            "CNI_COMMAND": self.verb,
-            "CNI_CONTAINERID": self.container,
-            "CNI_NETNS": self.netns,
-            "CNI_IFNAME": self.ifname,
-            "CNI_PATH": self.path,
-        }
+            "CNI_COMMAND": self.verb, "CNI_CONTAINERID": self.container, "CNI_NETNS": self.netns,
+            "CNI_IFNAME": self.ifname, "CNI_PATH": self.path,
+        }  # fmt: skip
         if self.cold:
             named["RAILCNI_COLD"] = ""
         return {**self.caller, **named} | {
@@ -68,13 +65,10 @@ class Running:
         os.write(given, call.stdin)
         os.lseek(given, 0, os.SEEK_SET)
         actions = [
-            (os.POSIX_SPAWN_DUP2, given, 0),
-            (os.POSIX_SPAWN_DUP2, self.said, 1),
-            (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
-            (os.POSIX_SPAWN_DUP2, self._aside, 3),
-            (os.POSIX_SPAWN_DUP2, 0, 4),
-            *([(os.POSIX_SPAWN_DUP2, gate, 5)] if gate >= 0 else []),
-        ]
+            (os.POSIX_SPAWN_DUP2, given, 0), (os.POSIX_SPAWN_DUP2, self.said, 1),
+            (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0), (os.POSIX_SPAWN_DUP2, self._aside, 3),
+            (os.POSIX_SPAWN_DUP2, 0, 4), *([(os.POSIX_SPAWN_DUP2, gate, 5)] if gate >= 0 else []),
+        ]  # fmt: skip
         argv = [*wrapper, *map(str, call.argv)]
         self.began = time.perf_counter()
         self.pid = os.posix_spawn(argv[0], argv, call.environ(), file_actions=actions)

@@ -13,12 +13,9 @@ from tests.node import Node
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = {
-    "cniVersion": "1.1.0",
-    "name": "net",
-    "type": "macvlan",
-    "master": "ens2f0",
+    "cniVersion": "1.1.0", "name": "net", "type": "macvlan", "master": "ens2f0",
     "ipam": {"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"},
-}
+}  # fmt: skip
 _CALLS = """
 import cProfile, json, os, pstats, sys
 

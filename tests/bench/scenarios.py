@@ -148,13 +148,10 @@ _ALL_VERBS = ("VERSION", "ADD", "CHECK", "DEL")
 SCENARIOS = (
     Scenario(POOL, "macvlan", "pool", _ALL_VERBS),
     Scenario(AS_CONTAINERD, "macvlan", "pool", _ALL_VERBS, caller=CONTAINERD.environ),
-    Scenario(HOST_LOCAL, "macvlan", "host-local"),
-    Scenario(STATIC, "macvlan", "static"),
-    Scenario(BARE, "macvlan", "none"),
-    Scenario(HOST_DEVICE, "host-device", "static"),
-    Scenario(POOL_COLD, "macvlan", "pool", cold=True),
-    Scenario(HOST_DEVICE_COLD, "host-device", "static", cold=True),
-)
+    Scenario(HOST_LOCAL, "macvlan", "host-local"), Scenario(STATIC, "macvlan", "static"),
+    Scenario(BARE, "macvlan", "none"), Scenario(HOST_DEVICE, "host-device", "static"),
+    Scenario(POOL_COLD, "macvlan", "pool", cold=True), Scenario(HOST_DEVICE_COLD, "host-device", "static", cold=True),
+)  # fmt: skip
 
 _SHARED = (KUBE, KUBE_NODE, KUBE_NODES, KUBE_FULL, KUBE_SIZES, ETCD)
 # In the order of the table.

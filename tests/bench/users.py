@@ -211,19 +211,9 @@ def _crowd(
         faults = [f"{standing} things in the store and {records} records are left", *faults]
     failed = len(failures["ADD"]) + len(failures["DEL"])
     return Crowd(
-        store.name,
-        what,
-        len(jobs),
-        took["ADD"],
-        took["DEL"],
-        times["ADD"],
-        times["DEL"],
-        failed,
-        wrong,
-        left,
-        faults[:3],
-        machines[0].submit(_audit, store.audited(flat)).result(),
-    )
+        store.name, what, len(jobs), took["ADD"], took["DEL"], times["ADD"], times["DEL"], failed, wrong, left,
+        faults[:3], machines[0].submit(_audit, store.audited(flat)).result(),
+    )  # fmt: skip
 
 
 def _known(holdings: Sequence[Holding], what: str) -> set[tuple[str, ...]]:

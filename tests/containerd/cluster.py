@@ -98,18 +98,12 @@ class Cluster:
         the template; the pod to run. With `scheduler` that binds it to the node."""
         limits = {resource: str(number) for resource, number in (devices or {}).items()}
         container: dict[str, Any] = {
-            "name": "main",
-            "image": image.NAME,
-            "imagePullPolicy": "Never",
-            "resources": {"limits": limits},
-        }
+            "name": "main", "image": image.NAME, "imagePullPolicy": "Never", "resources": {"limits": limits},
+        }  # fmt: skip
         spec: dict[str, Any] = {
-            "nodeName": self.node,
-            "containers": [container],
-            "terminationGracePeriodSeconds": 1,
-            "automountServiceAccountToken": False,
-            "dnsPolicy": "Default",
-        }
+            "nodeName": self.node, "containers": [container], "terminationGracePeriodSeconds": 1,
+            "automountServiceAccountToken": False, "dnsPolicy": "Default",
+        }  # fmt: skip
         if scheduler:
             spec |= {"nodeSelector": {"kubernetes.io/hostname": spec.pop("nodeName")}}
             spec |= {"tolerations": [{"operator": "Exists"}]}

@@ -34,39 +34,22 @@ _LOG = f"{TOP}/kubelet.log"
 _FILE = f"{TOP}/kubelet.json"
 _ADDRESS = "192.0.2.1"  # of the node, which kubelet wants to have one
 _SYSCTLS = {
-    "vm/overcommit_memory": 1,
-    "vm/panic_on_oom": 0,
-    "kernel/panic": 10,
-    "kernel/panic_on_oops": 1,
-    "kernel/keys/root_maxkeys": 1_000_000,
-    "kernel/keys/root_maxbytes": 25_000_000,
-}
+    "vm/overcommit_memory": 1, "vm/panic_on_oom": 0, "kernel/panic": 10, "kernel/panic_on_oops": 1,
+    "kernel/keys/root_maxkeys": 1_000_000, "kernel/keys/root_maxbytes": 25_000_000,
+}  # fmt: skip
 _CONFIG = {
-    "apiVersion": "kubelet.config.k8s.io/v1beta1",
-    "kind": "KubeletConfiguration",
-    "containerRuntimeEndpoint": f"unix://{SOCKET}",
-    "cgroupDriver": "cgroupfs",
-    "cgroupRoot": "/pods",
-    "cgroupsPerQOS": False,
-    "enforceNodeAllocatable": [],
-    "failCgroupV1": False,
-    "protectKernelDefaults": True,
-    "makeIPTablesUtilChains": False,
-    "failSwapOn": False,
-    "resolvConf": "",
-    "volumePluginDir": "/var/lib/kubelet/volume-plugins",
-    "address": "127.0.0.1",
+    "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
+    "containerRuntimeEndpoint": f"unix://{SOCKET}", "cgroupDriver": "cgroupfs", "cgroupRoot": "/pods",
+    "cgroupsPerQOS": False, "enforceNodeAllocatable": [], "failCgroupV1": False, "protectKernelDefaults": True,
+    "makeIPTablesUtilChains": False, "failSwapOn": False, "resolvConf": "",
+    "volumePluginDir": "/var/lib/kubelet/volume-plugins", "address": "127.0.0.1",
     "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
-    "authorization": {"mode": "AlwaysAllow"},
-    "healthzPort": 0,
-    "oomScoreAdj": 0,
-    "localStorageCapacityIsolation": False,
-    "imageGCHighThresholdPercent": 100,
+    "authorization": {"mode": "AlwaysAllow"}, "healthzPort": 0, "oomScoreAdj": 0,
+    "localStorageCapacityIsolation": False, "imageGCHighThresholdPercent": 100,
     "evictionHard": {"memory.available": "0%", "nodefs.available": "0%", "imagefs.available": "0%"},
-    "nodeStatusUpdateFrequency": "1s",
-    "nodeStatusReportFrequency": "1s",
+    "nodeStatusUpdateFrequency": "1s", "nodeStatusReportFrequency": "1s",
     "registerWithTaints": [{"key": "railcni-test", "effect": "NoSchedule"}],
-}
+}  # fmt: skip
 
 
 class Kubelet:

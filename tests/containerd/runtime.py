@@ -187,13 +187,8 @@ class Runtime:
             self.node.path(f"{TOP}/net.d/{10 + number}-rails.conflist").write_text(json.dumps(conflist))
         networks = len(self._conflists)
         names = {
-            "root": _ROOT,
-            "state": _STATE,
-            "socket": SOCKET,
-            "image": image.NAME,
-            "top": TOP,
-            "networks": networks,
-        }
+            "root": _ROOT, "state": _STATE, "socket": SOCKET, "image": image.NAME, "top": TOP, "networks": networks,
+        }  # fmt: skip
         self.node.path(f"{TOP}/config.toml").write_text(_CONFIG.format(**names))
         image.write(self.node.path(f"{TOP}/image.tar"))
 

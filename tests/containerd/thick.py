@@ -28,16 +28,10 @@ _PATH = (
 )
 _NETWORKS, _FILE, _USERS = f"{TOP}/net.d", f"{TOP}/daemon.json", f"{TOP}/passwd"
 _CONFIG = {
-    "chrootDir": "/hostroot",
-    "cniVersion": "0.3.1",
-    "logLevel": "verbose",
-    "logToStderr": True,
-    "cniConfigDir": _NETWORKS,
-    "multusAutoconfigDir": _NETWORKS,
-    "multusConfigFile": "auto",
-    "socketDir": "/host/run/multus/",
-    "binDir": f"{TOP}/bin",
-}
+    "chrootDir": "/hostroot", "cniVersion": "0.3.1", "logLevel": "verbose", "logToStderr": True,
+    "cniConfigDir": _NETWORKS, "multusAutoconfigDir": _NETWORKS, "multusConfigFile": "auto",
+    "socketDir": "/host/run/multus/", "binDir": f"{TOP}/bin",
+}  # fmt: skip
 _PASSED_ON = ("/hostroot", "/run/netns", "/var/run/netns")  # the node's later mounts come there too
 
 
@@ -83,21 +77,12 @@ def _daemon(cluster: Cluster, folders: set[Path]) -> dict[str, Any]:
     mounts.append({"name": names[TOP], "mountPath": "/etc/passwd", "subPath": Path(_USERS).name})
     node = {"name": "MULTUS_NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
     container = {
-        "name": "kube-multus",
-        "image": image.NAME,
-        "imagePullPolicy": "Never",
-        "command": [str(DAEMON), f"-config={_FILE}"],
-        "securityContext": {"privileged": True},
-        "env": [node, {"name": "PATH", "value": _PATH}],
-        "volumeMounts": mounts,
-    }
+        "name": "kube-multus", "image": image.NAME, "imagePullPolicy": "Never",
+        "command": [str(DAEMON), f"-config={_FILE}"], "securityContext": {"privileged": True},
+        "env": [node, {"name": "PATH", "value": _PATH}], "volumeMounts": mounts,
+    }  # fmt: skip
     spec = {
-        "nodeName": cluster.node,
-        "hostNetwork": True,
-        "hostPID": True,
-        "tolerations": [{"operator": "Exists"}],
-        "terminationGracePeriodSeconds": 1,
-        "containers": [container],
-        "volumes": host,
-    }
+        "nodeName": cluster.node, "hostNetwork": True, "hostPID": True, "tolerations": [{"operator": "Exists"}],
+        "terminationGracePeriodSeconds": 1, "containers": [container], "volumes": host,
+    }  # fmt: skip
     return {"metadata": {"name": "multus"}, "spec": spec}

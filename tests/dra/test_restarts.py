@@ -118,12 +118,9 @@ def test_a_node_is_right_again_within_5_s_of_each_of_a_hundred_restarts(
 def in_a_thread(scene: DraScene) -> Iterator[None]:
     """The driver in this process."""
     options = Namespace(
-        config=[str(scene.config)],
-        root=str(scene.root),
-        node=NODE,
-        kubelet_root=str(scene.dra.folder),
+        config=[str(scene.config)], root=str(scene.root), node=NODE, kubelet_root=str(scene.dra.folder),
         kubeconfig=str(scene.api.kubeconfig(scene.folder)),
-    )
+    )  # fmt: skip
     ended = asyncio.Event()
     with asyncio.Runner() as runner:
         loop = runner.get_loop()

@@ -128,12 +128,9 @@ class Runner:
         self._state = scene.settled(known_good)
         tally.states.add(f"{operation.kind} {self._state}")
         rest = self._key(
-            unit,
-            "at rest",
-            operation.verb,
-            outcome.met_a_lock(),
+            unit, "at rest", operation.verb, outcome.met_a_lock(),
             outcome.reply and (outcome.reply.status, outcome.reply.status or repr(outcome.reply.document)),
-        )
+        )  # fmt: skip
         faults = outcome.faults
         if not known_good.has(*rest):
             faults = scene.at_rest(outcome, operation.verb)

@@ -82,18 +82,13 @@ class Soak:
         times = sorted(o.ended - o.began for o in operations if o.verb == "ADD") or [0.0]
         node = self._churn.node
         return Sample(
-            seconds=round(time.monotonic() - self._began, 1),
-            calls=self._calls,
-            leases=sum(len(a) for a in rest.leases.values()),
-            links=len(rest.links),
+            seconds=round(time.monotonic() - self._began, 1), calls=self._calls,
+            leases=sum(len(a) for a in rest.leases.values()), links=len(rest.links),
             records=sum(len(parts) for parts in rest.records.values()),
-            unowned=len(set(rest.records) - set(rest.links)),
-            files=open_files(self._churn.pids),
-            store=store_bytes(node),
-            state=state_bytes(node),
-            netns=sum(1 for p in node.path("/run/netns").iterdir()),
+            unowned=len(set(rest.records) - set(rest.links)), files=open_files(self._churn.pids),
+            store=store_bytes(node), state=state_bytes(node), netns=sum(1 for p in node.path("/run/netns").iterdir()),
             call_milliseconds=round(1000 * times[len(times) // 2], 1),
-        )
+        )  # fmt: skip
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -261,12 +261,9 @@ ENVIRON = {name: value for name, value in hostile.ENVIRON.items() if name != "CN
 
 @examples(20)
 @given(
-    plugin=PLUGINS,
-    environ=hostile.environments(ENVIRON),
-    stdin=hostile.inputs(hostile.BASE),
-    policy=st.none() | hostile.inputs(hostile.POLICY),
-    flat=st.none() | hostile.inputs(hostile.BASE["ipam"]),
-)
+    plugin=PLUGINS, environ=hostile.environments(ENVIRON), stdin=hostile.inputs(hostile.BASE),
+    policy=st.none() | hostile.inputs(hostile.POLICY), flat=st.none() | hostile.inputs(hostile.BASE["ipam"]),
+)  # fmt: skip
 def test_an_executable_answers_whatever_it_is_called_with(
     site: Site, plugin: str, environ: dict[str, str], stdin: bytes, policy: bytes | None, flat: bytes | None
 ) -> None:
@@ -300,14 +297,11 @@ RECORDS = [f"attachments/fuzz:c1:net1:{part}" for part in ("ipam", "link")]
 
 @examples(8)
 @given(
-    plugin=PLUGINS,
-    name=st.sampled_from(["leases.db", "leases.db-journal", "lock", *RECORDS]),
+    plugin=PLUGINS, name=st.sampled_from(["leases.db", "leases.db-journal", "lock", *RECORDS]),
     how=st.sampled_from(["content", "content", "link", "fifo", "directory", "gone", "mode", "owner", "endless"]),
-    steps=hostile.damages,
-    target=st.sampled_from(["/dev/zero", "/etc/passwd", "/nowhere", "lock"]),
-    mode=st.sampled_from([0, 0o666, 0o4777]),
-    verbs=st.lists(st.sampled_from(hostile.VERBS), min_size=1, max_size=3),
-)
+    steps=hostile.damages, target=st.sampled_from(["/dev/zero", "/etc/passwd", "/nowhere", "lock"]),
+    mode=st.sampled_from([0, 0o666, 0o4777]), verbs=st.lists(st.sampled_from(hostile.VERBS), min_size=1, max_size=3),
+)  # fmt: skip
 def test_an_executable_answers_whatever_its_state_has_become(
     site: Site, plugin: str, name: str, how: str, steps: hostile.Damage, target: str, mode: int, verbs: list[str]
 ) -> None:

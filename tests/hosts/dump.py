@@ -54,14 +54,8 @@ _TICKS = os.sysconf("SC_CLK_TCK")  # rta_expires is in clock ticks (net/core/rtn
 _SLACK_SECONDS = 2  # lifetimes are shown in whole seconds
 
 _LINK_NOISE = {
-    "stats",
-    "stats64",
-    "carrier_changes",
-    "carrier_up_count",
-    "carrier_down_count",
-    "af_spec",
-    "new_netnsid",
-}
+    "stats", "stats64", "carrier_changes", "carrier_up_count", "carrier_down_count", "af_spec", "new_netnsid",
+}  # fmt: skip
 _NOISE = {"cacheinfo", "stats", "stats2", "xstats", "probes"}
 _FIELD_NOISE = {"pad1", "pad2", "__pad", "resvd", "res1", "res2", "info"}  # info: how many refer to a qdisc
 _TREES = (("net.ipv4.conf", "ipv4/conf"), ("net.ipv6.conf", "ipv6/conf"), ("net.ipv4.neigh", "ipv4/neigh"), ("net.ipv6.neigh", "ipv6/neigh"))  # fmt: skip
@@ -73,16 +67,10 @@ class nhmsg(nlmsg):
     prefix = "NHA_"
     fields = (("family", "B"), ("scope", "B"), ("protocol", "B"), ("resvd", "B"), ("flags", "I"))
     nla_map = (
-        ("NHA_UNSPEC", "none"),
-        ("NHA_ID", "uint32"),
-        ("NHA_GROUP", "hex"),
-        ("NHA_GROUP_TYPE", "uint16"),
-        ("NHA_BLACKHOLE", "flag"),
-        ("NHA_OIF", "uint32"),
-        ("NHA_GATEWAY", "hex"),
-        ("NHA_ENCAP_TYPE", "uint16"),
+        ("NHA_UNSPEC", "none"), ("NHA_ID", "uint32"), ("NHA_GROUP", "hex"), ("NHA_GROUP_TYPE", "uint16"),
+        ("NHA_BLACKHOLE", "flag"), ("NHA_OIF", "uint32"), ("NHA_GATEWAY", "hex"), ("NHA_ENCAP_TYPE", "uint16"),
         ("NHA_ENCAP", "hex"),
-    )
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

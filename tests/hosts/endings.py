@@ -63,15 +63,9 @@ def gone_and_collected(host: Host) -> list[str]:
 
 
 ENDINGS: dict[str, Callable[[Host], list[str]]] = {
-    "del": delete,
-    "del-twice": delete_twice,
-    "ipam-fails": no_address,
-    "configure-fails": no_route,
-    "namespace-gone": namespace_gone,
-    "killed": killed_and_retried,
-    "gc": collected,
-    "gone-and-gc": gone_and_collected,
-}
+    "del": delete, "del-twice": delete_twice, "ipam-fails": no_address, "configure-fails": no_route,
+    "namespace-gone": namespace_gone, "killed": killed_and_retried, "gc": collected, "gone-and-gc": gone_and_collected,
+}  # fmt: skip
 
 
 def refused(host: Host, words: tuple[str, ...]) -> list[str]:

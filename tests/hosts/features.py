@@ -7,14 +7,11 @@ from collections.abc import Iterable
 from functools import cache
 
 _MAKE = {
-    "bond": "ip link add x0 type bond",
-    "vlan": "ip link add link v0 name x0 type vlan id 7",
-    "dummy": "ip link add x0 type dummy",
-    "ipvlan": "ip link add link v0 name x0 type ipvlan",
+    "bond": "ip link add x0 type bond", "vlan": "ip link add link v0 name x0 type vlan id 7",
+    "dummy": "ip link add x0 type dummy", "ipvlan": "ip link add link v0 name x0 type ipvlan",
     "macvtap": "ip link add link v0 name x0 type macvtap",
-    "vxlan": "ip link add x0 type vxlan id 7 dev v0 dstport 4789",
-    "htb": "tc qdisc add dev v0 root handle 1: htb",
-}
+    "vxlan": "ip link add x0 type vxlan id 7 dev v0 dstport 4789", "htb": "tc qdisc add dev v0 root handle 1: htb",
+}  # fmt: skip
 
 
 @cache

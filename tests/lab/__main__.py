@@ -81,12 +81,9 @@ def _run(machine: Machine, command: str, report: Report) -> None:
         report.unavailable(machine, str(fault))
         return
     ended = guest.run(
-        *(tools, kernel, ["sh", "-c", command], out),
-        qemu=machine.qemu,
-        append=machine.append,
-        before=before,
+        *(tools, kernel, ["sh", "-c", command], out), qemu=machine.qemu, append=machine.append, before=before,
         quiet_seconds=float("inf"),
-    )
+    )  # fmt: skip
     print((out / "console").read_text(errors="replace"))
     if ended.status != 0:
         report.died(ended.why or f"exit {ended.status}", "the command", last=True)
@@ -111,14 +108,9 @@ def _test(machine: Machine, files: list[Path], expression: str, long: bool, repo
         follower = report.follow(out / "results", done)
         began = time.time()
         ended = guest.run(
-            *(tools, kernel, command, out),
-            environ=environ,
-            qemu=machine.qemu,
-            append=machine.append,
-            before=before,
-            quiet_seconds=_LONG_SECONDS if long else _QUIET_SECONDS,
-            look=follower.look,
-        )
+            *(tools, kernel, command, out), environ=environ, qemu=machine.qemu, append=machine.append, before=before,
+            quiet_seconds=_LONG_SECONDS if long else _QUIET_SECONDS, look=follower.look,
+        )  # fmt: skip
         report.booted(out, began, ended)
         if ended.status is not None:
             if ended.status not in (0, 1, 5) or (ended.status == 1 and not follower.failed):

@@ -138,14 +138,9 @@ def test_a_macvlan_is_asked_for_with_what_was_given(**has: Any) -> None:
 
 
 @given(
-    index=numbers,
-    name=st.one_of(st.just(""), names),
-    mtu=mtus,
-    mac=maybe_mac,
-    alias=st.one_of(st.none(), st.text("ab c", max_size=20)),
-    up=st.one_of(st.none(), st.booleans()),
-    fd=fds,
-)
+    index=numbers, name=st.one_of(st.just(""), names), mtu=mtus, mac=maybe_mac,
+    alias=st.one_of(st.none(), st.text("ab c", max_size=20)), up=st.one_of(st.none(), st.booleans()), fd=fds,
+)  # fmt: skip
 def test_a_change_says_what_was_given_and_no_more(**has: Any) -> None:
     recorder = Recorder()
     recorder.change_link(*has.values())
@@ -158,20 +153,12 @@ def test_a_change_says_what_was_given_and_no_more(**has: Any) -> None:
 
 
 @given(
-    index=numbers,
-    name=names,
-    mac=macs,
-    permanent=maybe_mac,
-    mtu=numbers,
-    bounds=st.tuples(numbers, numbers),
-    flags=st.integers(0, 2**31 - 1),
-    master=st.integers(0, 100),
-    lower=st.integers(0, 100),
+    index=numbers, name=names, mac=macs, permanent=maybe_mac, mtu=numbers, bounds=st.tuples(numbers, numbers),
+    flags=st.integers(0, 2**31 - 1), master=st.integers(0, 100), lower=st.integers(0, 100),
     netnsid=st.one_of(st.none(), st.integers(0, 100)),
-    altnames=st.lists(st.text("abc", min_size=1, max_size=127), max_size=4),
-    alias=st.text("ab c", max_size=20),
+    altnames=st.lists(st.text("abc", min_size=1, max_size=127), max_size=4), alias=st.text("ab c", max_size=20),
     parent=st.one_of(st.none(), st.tuples(st.just("pci"), st.just("0000:3b:00.0"))),
-)
+)  # fmt: skip
 def test_a_link_is_read_as_pyroute2_wrote_it(**has: Any) -> None:
     octets = bytes.fromhex(has["permanent"].replace(":", ""))
     parent = has["parent"] or ("", "")
@@ -212,14 +199,9 @@ def test_a_link_without_any_attribute_is_read() -> None:
 
 
 @given(
-    index=numbers,
-    ip=any_ip,
-    length=st.integers(0, 32),
-    broadcast=st.booleans(),
-    nodad=st.booleans(),
-    scope=st.sampled_from([0, 253]),
-    metric=u32,
-)
+    index=numbers, ip=any_ip, length=st.integers(0, 32), broadcast=st.booleans(), nodad=st.booleans(),
+    scope=st.sampled_from([0, 253]), metric=u32,
+)  # fmt: skip
 @example(index=1, ip="10.1.2.2", length=31, broadcast=True, nodad=False, scope=0, metric=0)
 def test_an_address_is_added_with_what_was_given(
     index: int, ip: str, length: int, broadcast: bool, nodad: bool, scope: int, metric: int
@@ -239,13 +221,9 @@ def test_an_address_is_added_with_what_was_given(
 
 
 @given(
-    index=numbers,
-    ip=any_ip,
-    length=st.integers(0, 32),
-    flags=st.integers(0, 0xFFF),
-    scope=st.sampled_from([0, 253, 254]),
-    metric=u32,
-)
+    index=numbers, ip=any_ip, length=st.integers(0, 32), flags=st.integers(0, 0xFFF),
+    scope=st.sampled_from([0, 253, 254]), metric=u32,
+)  # fmt: skip
 def test_an_address_is_read_as_pyroute2_wrote_it(
     index: int, ip: str, length: int, flags: int, scope: int, metric: int
 ) -> None:
@@ -278,17 +256,11 @@ def test_what_is_no_address_is_refused_by_name(text: str) -> None:
 
 
 @given(
-    index=numbers,
-    dst=any_ip,
-    length=st.integers(0, 32),
-    gw=st.one_of(st.just(""), any_ip),
-    priority=st.one_of(st.none(), st.integers(0, 2**32 - 1)),
-    table=st.one_of(st.none(), st.integers(1, 2**32 - 1)),
-    scope=st.one_of(st.none(), st.sampled_from([0, 200, 253])),
-    mtu=st.one_of(st.none(), st.integers(68, 65535)),
-    advmss=st.one_of(st.none(), st.integers(1, 65535)),
-    onlink=st.booleans(),
-)
+    index=numbers, dst=any_ip, length=st.integers(0, 32), gw=st.one_of(st.just(""), any_ip),
+    priority=st.one_of(st.none(), st.integers(0, 2**32 - 1)), table=st.one_of(st.none(), st.integers(1, 2**32 - 1)),
+    scope=st.one_of(st.none(), st.sampled_from([0, 200, 253])), mtu=st.one_of(st.none(), st.integers(68, 65535)),
+    advmss=st.one_of(st.none(), st.integers(1, 65535)), onlink=st.booleans(),
+)  # fmt: skip
 def test_a_route_is_added_with_what_was_given(**has: Any) -> None:
     recorder, dst, gw = Recorder(), has["dst"], has["gw"]
     more = [has[key] for key in ("priority", "table", "scope", "mtu", "advmss", "onlink")]
@@ -313,15 +285,10 @@ hops = st.fixed_dictionaries({"oif": st.integers(1, 1000), "flags": st.sampled_f
 
 
 @given(
-    version=st.sampled_from([4, 6]),
-    data=st.data(),
-    length=st.integers(1, 32),
-    priority=u32,
-    table=st.integers(256, 2**32 - 1),
-    scope=st.sampled_from([0, 253]),
-    mtu=st.integers(0, 65535),
+    version=st.sampled_from([4, 6]), data=st.data(), length=st.integers(1, 32), priority=u32,
+    table=st.integers(256, 2**32 - 1), scope=st.sampled_from([0, 253]), mtu=st.integers(0, 65535),
     several=st.lists(hops, min_size=1, max_size=4),
-)
+)  # fmt: skip
 def test_a_route_is_read_as_pyroute2_wrote_it(**has: Any) -> None:
     several, ip = has["several"], ipv4 if has["version"] == 4 else ipv6
     dst, gw, source = (has["data"].draw(ip) for _ in range(3))

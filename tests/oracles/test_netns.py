@@ -73,15 +73,12 @@ def test_a_missing_path_is_named(tmp_path: Path) -> None:
         assert not netns.exists(str(path))
 
 
-@pytest.mark.parametrize(
-    ("what", "said"),
-    [
-        ("file", "an ordinary file"),
-        ("fifo", "a directory, device, FIFO or socket"),
-        ("directory", "a directory, device, FIFO or socket"),
-        ("huge", "an ordinary file"),
-    ],
-)
+@pytest.mark.parametrize(("what", "said"), [
+    ("file", "an ordinary file"),
+    ("fifo", "a directory, device, FIFO or socket"),
+    ("directory", "a directory, device, FIFO or socket"),
+    ("huge", "an ordinary file"),
+])  # fmt: skip
 def test_a_path_that_names_something_else_is_refused_at_once(tmp_path: Path, what: str, said: str) -> None:
     path = tmp_path / what
     if what == "fifo":

@@ -119,12 +119,9 @@ def check(events: Iterable[Event]) -> list[str]:
     """What is wrong with a history; [] when nothing is."""
     history = History(events)
     return [
-        *_on_the_wire(history),
-        *overlaps(intervals(history)),
-        *_not_freed(history),
-        *_not_given(history),
+        *_on_the_wire(history), *overlaps(intervals(history)), *_not_freed(history), *_not_given(history),
         *_at_rest(history),
-    ]
+    ]  # fmt: skip
 
 
 def _on_the_wire(history: History) -> list[str]:

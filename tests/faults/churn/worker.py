@@ -211,12 +211,9 @@ class Worker:
         os.lseek(stdin, 0, os.SEEK_SET)
         began = time.monotonic()
         process = subprocess.Popen(
-            [f"{self._orders.executables}/macvlan"],
-            env=env,
-            stdin=stdin,
-            stdout=subprocess.PIPE,
+            [f"{self._orders.executables}/macvlan"], env=env, stdin=stdin, stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-        )
+        )  # fmt: skip
         os.close(stdin)
         fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, 1 << 20)  # type: ignore[arg-type]  # nobody reads until it ends
         return Running(process, verb, container, owner, began, spared)
