@@ -8,6 +8,7 @@ import re
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,12 @@ class Agent:
         """Wait until the collector has done so many passes more."""
         done = self.metric("railcni_collector_passes_total") or 0
         assert until(lambda: (self.metric("railcni_collector_passes_total") or 0) >= done + count, 20), self.log
+
+    def settles(self, read: Callable[[], object], wanted: object, passes: int = 2) -> bool:
+        """Whether `read` gets to answer that, and still does after so many passes more."""
+        came = until(lambda: read() == wanted, 20)
+        self.passes(passes)
+        return came and read() == wanted
 
 
 class Rig:

@@ -73,9 +73,7 @@ def test_a_static_pod_has_another_uid_on_its_node(rig: Rig) -> None:
     rig.reserve(1, owner("c1", "team/static-n1", uid="on-the-node"))
     rig.reserve(2, owner("c2", "team/gone"))
     agent = rig.agent("n1")
-    assert until(lambda: rig.offsets() == ["1"], 20), agent.log
-    agent.passes()
-    assert rig.offsets() == ["1"]
+    assert agent.settles(lambda: rig.offsets(), ["1"]), agent.log
 
 
 def test_what_names_no_pod_or_belongs_to_an_ipam_claim_is_never_freed(rig: Rig) -> None:
@@ -85,9 +83,7 @@ def test_what_names_no_pod_or_belongs_to_an_ipam_claim_is_never_freed(rig: Rig) 
     rig.reserve(1, owner("c1", "team/vm"))
     rig.reserve(3, owner("c3", "team/gone"))
     agent = rig.agent("n1")
-    assert until(lambda: rig.offsets() == ["1", "2"], 20), agent.log
-    agent.passes()
-    assert rig.offsets() == ["1", "2"]
+    assert agent.settles(lambda: rig.offsets(), ["1", "2"]), agent.log
     assert rig.reservations() == ["10.0.0.1"]
 
 
@@ -177,9 +173,7 @@ def test_a_reservation_without_a_lease_goes_when_its_pod_is_gone(rig: Rig) -> No
     rig.reserve(7, pod="team/gone")  # Go's: its pool's entry may be lost, and nothing tells the node
     rig.reserve(8, owner("c8", "team/gone", node="deleted"))
     agent = rig.agent("n1")
-    assert until(lambda: rig.reservations() == ["10.0.0.5", "10.0.0.6", "10.0.0.7"], 20), agent.log
-    agent.passes(4)
-    assert rig.reservations() == ["10.0.0.5", "10.0.0.6", "10.0.0.7"]
+    assert agent.settles(lambda: rig.reservations(), ["10.0.0.5", "10.0.0.6", "10.0.0.7"], 4), agent.log
     assert agent.metric("railcni_reservations_removed_total") == 1
 
 

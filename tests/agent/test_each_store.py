@@ -100,9 +100,7 @@ def test_another_pod_of_the_name_does_not_keep_a_lease_alive_but_a_pending_one_d
     rig.hold(kind, 2, owner("c2", "team/web-1", uid="old"))
     rig.hold(kind, 3, owner("c3", "team/done", uid=ended))
     agent = rig.agent("n1")
-    assert until(lambda: rig.held(kind) == [2], 20), agent.log
-    agent.passes()
-    assert rig.held(kind) == [2]
+    assert agent.settles(lambda: rig.held(kind), [2]), agent.log
 
 
 @pytest.mark.parametrize("recorded", [True, False])
@@ -143,9 +141,7 @@ def test_a_lease_whose_namespace_cannot_be_looked_at_from_the_agents_container_s
             rig.record("n1", offset, whose, kind=kind)
     unseen = [offset for offset, netns in places.items() if netns != GONE and not NAMED[netns]]
     agent = rig.agent("n1")
-    assert until(lambda: rig.held(kind) == unseen, 20), agent.log
-    agent.passes(2)
-    assert rig.held(kind) == unseen
+    assert agent.settles(lambda: rig.held(kind), unseen, 2), agent.log
     for offset in unseen:
         said = [line for line in agent.lines if "cannot be looked at from this container" in line]
         assert any(f"10.0.0.{offset} " in line for line in said), agent.log
@@ -212,9 +208,7 @@ def test_a_node_that_is_gone_or_out_of_service_is_looked_after_by_the_elected_ag
     for offset, node in ((1, "deleted"), (2, "off"), (3, "silent"), (4, "n2")):
         rig.hold(kind, offset, owner(f"c{offset}", f"team/p{offset}", node=node, boot="another"))
     agent = rig.agent("n1")
-    assert until(lambda: rig.held(kind) == [3, 4], 20), agent.log
-    agent.passes(4)
-    assert rig.held(kind) == [3, 4]
+    assert agent.settles(lambda: rig.held(kind), [3, 4], 4), agent.log
     assert "10.0.0.4" not in agent.log, "that node's agent alone may free what it has, of a pod deleted by force too"
     assert agent.metric("ipam_allocations_in_use") == 2
     assert agent.metric("ipam_ippool_size") == 254

@@ -14,7 +14,6 @@ import pytest
 from cni.shared.spec.errors import CniError, TryAgainLater
 from ipam.stores.ippool import locks
 from tests.agent.rig import Rig, owner, status_of
-from tests.node import until
 from tests.stores import kubernetes_api
 from tests.stores.kubernetes_api import ApiServer
 from tests.stores.test_kubernetes_store import POOL, POOLS, RESERVATIONS, Cluster
@@ -98,7 +97,5 @@ def test_the_living_pods_address_stays_when_a_dead_one_of_its_name_is_collected(
     rig.reserve(1, owner("new", "team/web-0", node="n2", uid=new))
     rig.reserve(2, owner("old", "team/web-0", node="n1", uid="old"))
     agent = rig.agent("n1")
-    assert until(lambda: rig.offsets() == ["1"], 20), agent.log
-    agent.passes()
-    assert rig.offsets() == ["1"]
+    assert agent.settles(lambda: rig.offsets(), ["1"]), agent.log
     assert rig.reservations() == ["10.0.0.1"]
