@@ -2,8 +2,6 @@
 arguments, its mounts and its few rights. What it installs is then called from a root that holds nothing else.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What a process inherits from its caller through exec, and no CNI specification speaks of: signals."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

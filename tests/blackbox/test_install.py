@@ -1,7 +1,5 @@
 """railcni install and uninstall on real folders: whole at every moment, whoever is killed; others are left alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -41,6 +39,8 @@ def program(path: Path, text: str) -> None:
 
 
 Bundles = tuple[content.Content, content.Content]
+Capfd = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
 EVERY = bool(os.environ.get("EVERY"))  # every point of the sweeps, not a dozen of them at random
 
 PROGRAM = """#!/bin/sh
@@ -71,7 +71,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Bundles:
 
 
 @pytest.fixture(autouse=True)
-def seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def seen(monkeypatch: Patch) -> None:
     """What these tests start can be seen, also when they run in a container with PIDs of its own."""
     monkeypatch.setattr(netns_users, "sees_node", lambda: True)
 
@@ -141,11 +141,7 @@ def running(plugins: Path, version: str, seconds: str = "60") -> Iterator[subpro
 
 
 # --- what is installed ---
-
-
-def test_by_default_only_the_prefixed_names_are_added_and_uninstall_leaves_no_trace(
-    plugins: Path, bundles: Bundles
-) -> None:
+def test_by_default_prefixed_names_are_added_and_uninstall_leaves_no_trace(plugins: Path, bundles: Bundles) -> None:
     before = listing(plugins)
     install(plugins, bundles[0])
     now = listing(plugins)
@@ -193,9 +189,7 @@ def test_a_checkout_in_which_make_has_not_run_says_so(tmp_path: Path) -> None:
         content.checkout(str(tmp_path))
 
 
-def test_an_upgrade_keeps_the_version_before_and_it_can_be_gone_back_to(
-    plugins: Path, tmp_path: Path, bundles: Bundles
-) -> None:
+def test_an_upgrade_keeps_the_version_before_for_the_way_back(plugins: Path, tmp_path: Path, bundles: Bundles) -> None:
     one, two = bundles
     install(plugins, one)
     install(plugins, two)
@@ -204,14 +198,11 @@ def test_an_upgrade_keeps_the_version_before_and_it_can_be_gone_back_to(
     assert (said(plugins / PREFIXED[0]), (plugins / BUNDLE / "previous").readlink().name) == ("AA", two.version)
     assert install(plugins, one) == []
     install(plugins, make_bundle(tmp_path / "three", "C"))
-    assert {p.name for p in (plugins / BUNDLE).iterdir() if p.is_dir() and not p.is_symlink()} == {
-        one.version, content.bundle(str(tmp_path / "three")).version,
-    }  # fmt: skip
+    kept = {one.version, content.bundle(str(tmp_path / "three")).version}
+    assert {p.name for p in (plugins / BUNDLE).iterdir() if p.is_dir() and not p.is_symlink()} == kept
 
 
-def test_a_version_that_something_still_runs_from_is_not_removed(
-    plugins: Path, tmp_path: Path, bundles: Bundles
-) -> None:
+def test_a_version_that_something_runs_from_is_not_removed(plugins: Path, tmp_path: Path, bundles: Bundles) -> None:
     one, two = bundles
     install(plugins, one)
     three = make_bundle(tmp_path / "three", "C")
@@ -224,8 +215,8 @@ def test_a_version_that_something_still_runs_from_is_not_removed(
     assert not (plugins / BUNDLE / one.version).exists()
 
 
-def test_where_processes_cannot_be_seen_an_old_version_stays_for_an_hour(
-    plugins: Path, tmp_path: Path, bundles: Bundles, monkeypatch: pytest.MonkeyPatch
+def test_where_no_processes_are_seen_an_old_version_stays_for_an_hour(
+    plugins: Path, tmp_path: Path, bundles: Bundles, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(netns_users, "sees_node", lambda: False)  # as in a container with PIDs of its own
     install(plugins, bundles[0])
@@ -238,24 +229,19 @@ def test_where_processes_cannot_be_seen_an_old_version_stays_for_an_hour(
     assert not (plugins / BUNDLE / bundles[0].version).exists()
 
 
-def test_what_an_installer_of_others_writes_through_a_plain_name_stays_there(
-    plugins: Path, tmp_path: Path, bundles: Bundles
-) -> None:
+def test_what_others_write_through_a_plain_name_stays_there(plugins: Path, tmp_path: Path, bundles: Bundles) -> None:
     """whereabouts' own image runs `cp -f /whereabouts /opt/cni/bin` at every start."""
     install(plugins, bundles[0], replace=True)
     program(tmp_path / "whereabouts", "#!/bin/sh\necho CNI whereabouts plugin >&2\n")
     subprocess.run(["cp", "-f", tmp_path / "whereabouts", plugins], check=True)
     assert said(plugins / "railcni-whereabouts") == "AA"
     shown = railcni("status", "--to", plugins, "--state-dir", tmp_path / "state")
-    assert shown.returncode == 1
-    assert f"{plugins}/whereabouts is no longer railcni's" in shown.stdout
+    assert (shown.returncode, f"{plugins}/whereabouts is no longer railcni's" in shown.stdout) == (1, True)
     install(plugins, bundles[0], replace=True)
     assert said(plugins / "whereabouts") == said(plugins / "railcni-whereabouts") == "AA"
 
 
-def test_what_root_may_not_link_is_kept_as_a_copy(
-    plugins: Path, bundles: Bundles, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_root_may_not_link_is_kept_as_a_copy(plugins: Path, bundles: Bundles, monkeypatch: Patch) -> None:
     """Root in a container without capabilities, and a plugin that is another user's: fs.protected_hardlinks."""
     before = listing(plugins)
 
@@ -269,9 +255,7 @@ def test_what_root_may_not_link_is_kept_as_a_copy(
     assert listing(plugins) == before
 
 
-def test_a_plugin_that_others_put_in_the_place_of_ours_is_what_uninstall_leaves(
-    plugins: Path, bundles: Bundles
-) -> None:
+def test_a_plugin_that_others_put_in_our_place_is_what_uninstall_leaves(plugins: Path, bundles: Bundles) -> None:
     install(plugins, bundles[0], replace=True)
     (plugins / "new").write_text("newer\n")
     (plugins / "new").rename(plugins / "macvlan")
@@ -281,8 +265,6 @@ def test_a_plugin_that_others_put_in_the_place_of_ours_is_what_uninstall_leaves(
 
 
 # --- at every moment ---
-
-
 def in_child(act: Callable[[], None], die_at: int = 0) -> tuple[bool, int]:
     """Run `act` in a child that is killed before the `die_at`-th change of the file system; whether it got to the end,
     and how many changes it made."""
@@ -338,15 +320,13 @@ def all_whole(folder: Path, others: tuple[str, ...] = ()) -> None:
     assert all((folder / name).exists() for name in ("bridge", *others))
 
 
-def test_an_install_that_is_killed_anywhere_leaves_a_folder_that_works_and_can_be_finished(
-    plugins: Path, work: Path, bundles: Bundles
-) -> None:
+def test_an_install_that_is_killed_anywhere_leaves_what_works(plugins: Path, work: Path, bundles: Bundles) -> None:
     changes = sweep(plugins, work, lambda f: install(f, bundles[0], True), lambda f: all_whole(f, PLAIN))
     assert changes > 40
 
 
 @pytest.mark.long
-def test_an_upgrade_that_is_killed_anywhere_leaves_the_old_version_or_the_new(
+def test_an_upgrade_that_is_killed_leaves_the_old_version_or_the_new(
     plugins: Path, work: Path, bundles: Bundles
 ) -> None:
     install(plugins, bundles[0], True)
@@ -380,14 +360,6 @@ def test_who_runs_a_plugin_while_versions_change_gets_a_whole_one(plugins: Path,
     assert set(out.split()) == {"AA", "BB"}
 
 
-def test_a_second_installer_is_sent_away_and_a_killed_one_holds_nothing(plugins: Path, bundles: Bundles) -> None:
-    with the(plugins).locked(), pytest.raises(TryAgainLater, match="another railcni install or uninstall"):
-        install(plugins, bundles[0])
-    in_child(lambda: install(plugins, bundles[0]), 5)
-    install(plugins, bundles[0])
-    assert said(plugins / PREFIXED[0]) == "AA"
-
-
 def test_uninstall_waits_for_the_calls_that_run(plugins: Path, bundles: Bundles) -> None:
     install(plugins, bundles[0])
     began = time.monotonic()
@@ -397,14 +369,12 @@ def test_uninstall_waits_for_the_calls_that_run(plugins: Path, bundles: Bundles)
     assert not (plugins / BUNDLE).exists()
 
 
-def dry_run(act: Callable[[], object], capfd: pytest.CaptureFixture[str]) -> list[str]:
+def dry_run(act: Callable[[], object], capfd: Capfd) -> list[str]:
     assert act() == 0
     return [line.strip() for line in capfd.readouterr().out.splitlines()[1:]]
 
 
-def test_a_dry_run_lists_the_steps_that_are_then_carried_out(
-    plugins: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dry_run_lists_the_steps_that_are_then_done(plugins: Path, capfd: Capfd, monkeypatch: Patch) -> None:
     done: list[str] = []
     real = Folder.step
 
@@ -421,17 +391,12 @@ def test_a_dry_run_lists_the_steps_that_are_then_carried_out(
         foreseen = dry_run(lambda verb=verb: run(*verb, "--dry-run", *options), capfd)  # type: ignore[misc]
         assert run(*verb, *options) == 0
         capfd.readouterr()
-        assert done == foreseen
-        assert done
+        assert done == foreseen != []
         done.clear()
 
 
 def test_a_dry_run_of_install_is_refused_where_install_is(
-    public: Path,
-    plugins: Path,
-    another_user: AnotherUser,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    public: Path, plugins: Path, another_user: AnotherUser, capfd: Capfd, monkeypatch: Patch
 ) -> None:
     readable = make_bundle(public / "bundle", "A")  # the checkout may be closed to the other user
     monkeypatch.setattr(content, "here", lambda: readable)
@@ -445,18 +410,14 @@ def test_a_dry_run_of_install_is_refused_where_install_is(
                 assert why in capfd.readouterr().err
 
 
-def test_a_dry_run_of_install_tells_what_is_wrong_with_the_state(
-    plugins: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_of_install_tells_what_is_wrong_with_the_state(plugins: Path, tmp_path: Path, capfd: Capfd) -> None:
     (tmp_path / "state").touch()
     for more in (["--dry-run"], []):
         assert run("install", "--to", plugins, "--state-dir", tmp_path / "state", *more) == 0
         assert f"railcni: state directory {tmp_path}/state: it is no directory" in capfd.readouterr().err
 
 
-def test_a_dry_run_of_uninstall_is_refused_where_uninstall_is(
-    plugins: Path, bundles: Bundles, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_of_uninstall_is_refused_where_uninstall_is(plugins: Path, bundles: Bundles, capfd: Capfd) -> None:
     def refused() -> str:
         assert run("uninstall", "--dry-run", "--to", plugins) == 1
         foreseen = capfd.readouterr().err
@@ -476,21 +437,15 @@ def test_a_dry_run_of_uninstall_is_refused_where_uninstall_is(
 
 
 # --- what goes wrong ---
-
-
-def refused(plugins: Path, wanted: content.Content, kind: type[CniError], *words: str) -> None:
-    with pytest.raises(kind) as caught:
-        install(plugins, wanted)
-    shown = caught.value.msg[:250]
-    assert all(word in shown for word in words), shown
-
-
 def test_a_version_that_does_not_run_here_is_not_used(plugins: Path, tmp_path: Path, bundles: Bundles) -> None:
     install(plugins, bundles[0])
     broken = make_bundle(tmp_path / "broken", "X")
     (tmp_path / "broken/bin/whereabouts").write_text("#!/no/such/interpreter\n")
     broken = content.bundle(str(tmp_path / "broken"))
-    refused(plugins, broken, IoFailure, "does not run on this host", "whereabouts", "No such file")
+    with pytest.raises(IoFailure) as caught:
+        install(plugins, broken)
+    shown = caught.value.msg[:250]
+    assert all(word in shown for word in ("does not run on this host", "whereabouts", "No such file")), shown
     assert all(said(plugins / name) == "AA" for name in PREFIXED)
     install(plugins, bundles[1])  # what is left of it goes
     assert not (plugins / BUNDLE / broken.version).exists()
@@ -504,55 +459,35 @@ def public() -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_a_full_disk_a_folder_that_cannot_be_written_and_no_rights_say_so_and_change_nothing(
-    node: Node, public: Path, another_user: AnotherUser
-) -> None:
+def test_a_full_disk_and_a_folder_that_cannot_be_written_say_so_and_change_nothing(node: Node, public: Path) -> None:
     folder = public / "small"
     folder.mkdir()
     shim = public / "railcni"
     program(shim, f"#!{COMMAND[0]} -IP\n{COMMAND[3]}\n")
 
-    def refused(*before: str | Path) -> str:
-        done = node.run([*before, shim, "install", "--to", folder])
+    def refused(*mount: str) -> str:
+        node.run(["mount", *mount, str(folder)]).check_returncode()
+        done = node.run([shim, "install", "--to", folder])
         assert (done.returncode, done.stdout) == (1, b"")
+        assert node.run(["find", folder, "-mindepth", "1"]).stdout == b""
         return done.stderr.decode().partition("\n")[0]
 
-    def there() -> list[bytes]:
-        return node.run(["find", folder, "-mindepth", "1"]).stdout.split()
-
-    node.run(["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", folder]).check_returncode()
-    assert "No space left on device; free space there" in refused()
-    assert there() == []
-    node.run(
-        ["mount", "-o", "remount,size=4k,nr_inodes=2", folder]
-    ).check_returncode()  # not even the bundle folder fits
-    assert "No space left on device; free space there" in refused()
-    assert there() == []
-    node.run(["mount", "-o", "remount,ro", folder]).check_returncode()
-    told = refused()
+    assert "No space left on device; free space there" in refused("-t", "tmpfs", "-o", "size=200k", "tmpfs")
+    # not even the bundle folder fits
+    assert "No space left on device; free space there" in refused("-o", "remount,size=4k,nr_inodes=2")
+    told = refused("-o", "remount,ro")
     assert "Read-only file system; it is mounted read-only" in told and "with --plugin-dir" in told
-    node.run(["umount", folder]).check_returncode()
-    nobody = another_user.prefix
-    if node.run([*nobody, COMMAND[0], "-c", "import rich"]).returncode:
-        pytest.skip(f"all but the last: another user cannot run or read {COMMAND[0]}: clone to where everybody can")
-    assert "Permission denied; run as root" in refused(*nobody)
-    assert there() == []
 
 
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        (BUNDLE, "cannot copy version"),
-        ("railcni-macvlan", "railcni-macvlan in the plugin folder is not railcni's: move it away"),
-    ],
-)
-def test_files_of_others_under_our_names_are_left_alone(plugins: Path, bundles: Bundles, name: str, told: str) -> None:
-    (plugins / name).write_text("somebody's\n")
-    before = listing(plugins)
-    with pytest.raises(CniError, match=told):
-        install(plugins, bundles[0])
-    assert listing(plugins) == before
-    (plugins / name).unlink()
+def test_files_of_others_under_our_names_are_left_alone(plugins: Path, bundles: Bundles) -> None:
+    moved = "railcni-macvlan in the plugin folder is not railcni's: move it away"
+    for name, told in ((BUNDLE, "cannot copy version"), ("railcni-macvlan", moved)):
+        (plugins / name).write_text("somebody's\n")
+        before = listing(plugins)
+        with pytest.raises(CniError, match=told):
+            install(plugins, bundles[0])
+        assert listing(plugins) == before
+        (plugins / name).unlink()
     install(plugins, bundles[0])
 
 
@@ -567,11 +502,9 @@ def test_a_changed_version_is_noticed_and_put_beside_anew(plugins: Path, bundles
 
 
 # --- the command ---
-
-
 @pytest.mark.skipif(bool(CHROOT), reason="a checkout's plugins need a host with Python: unset RAILCNI_CHROOT")
 def test_a_checkout_installs_the_plugins_for_its_own_python(
-    node: Node, plugins: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    node: Node, plugins: Path, tmp_path: Path, capfd: Capfd
 ) -> None:
     state = tmp_path / "state"
     options = ("--to", plugins, "--state-dir", state)
@@ -579,9 +512,8 @@ def test_a_checkout_installs_the_plugins_for_its_own_python(
     assert "keep the macvlan that is there" in capfd.readouterr().out
     assert not (plugins / BUNDLE).exists()
     done = railcni("install", "--replace", *options)
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
     assert "from a checkout: the plugins alone" in done.stdout
-    assert done.stderr == ""
     version = (plugins / BUNDLE / "current").readlink().name
     assert run("status", "-o", "json", *options) == 0
     document = json.loads(capfd.readouterr().out)
@@ -600,18 +532,15 @@ def test_a_checkout_installs_the_plugins_for_its_own_python(
     assert content.is_whole(str(plugins / BUNDLE / version)), "running a plugin has changed what is installed"
     assert run("status", *options) == 0
     table = capfd.readouterr().out
-    assert "whole" in table
+    assert "whole" in table and "\x1b" not in table
     assert re.search(r"store of leases +not asked: `railcni doctor` asks it", table)
-    assert "\x1b" not in table
     state.mkdir(mode=0o700)
     assert run("uninstall", *options) == 0
     assert "put back: macvlan, host-device, sriov, rdma, whereabouts" in capfd.readouterr().out
     assert said(plugins / "macvlan") == "macvlan of others"
 
 
-def test_status_in_a_container_tells_attachments_without_a_namespace_from_living_ones(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_status_in_a_container_tells_attachments_without_a_namespace_from_others(tmp_path: Path, capfd: Capfd) -> None:
     for folder in ("opt/cni/bin", "state"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "run/netns").mkdir(parents=True)
@@ -624,15 +553,12 @@ def test_status_in_a_container_tells_attachments_without_a_namespace_from_living
     run(*options, "-o", "json")
     assert json.loads(capfd.readouterr().out)["attachments"] == {"live": 4, "gone": 2, "pending": 0}
     run(*options)
-    table = " ".join(capfd.readouterr().out.split())
-    assert (
-        "2 whose namespace is gone, 0 with a pending release; the next calls on the node end these, `railcni ipam flush` at once"
-        in table
-    )
+    said = "0 with a pending release; the next calls on the node end these, `railcni ipam flush` at once"
+    assert f"2 whose namespace is gone, {said}" in " ".join(capfd.readouterr().out.split())
 
 
 def test_status_as_another_user_says_that_the_attachments_are_not_known(
-    public: Path, plugins: Path, another_user: AnotherUser, capfd: pytest.CaptureFixture[str]
+    public: Path, plugins: Path, another_user: AnotherUser, capfd: Capfd
 ) -> None:
     state = public / "state"
     Records(str(state)).write(Attachment("net", "c1", "net1"), "ipam", {"netns": "/proc/self/ns/net"})
@@ -648,8 +574,8 @@ def test_status_as_another_user_says_that_the_attachments_are_not_known(
     assert re.search(r"^fault +.*Permission denied; run as root", table, re.M)
 
 
-def test_the_command_is_linked_for_administrators_and_goes_with_the_installation(
-    plugins: Path, work: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_the_command_is_linked_and_goes_with_the_installation(
+    plugins: Path, work: Path, capfd: Capfd, monkeypatch: Patch
 ) -> None:
     links = work / "links"
     monkeypatch.setattr("cni.cli.install.COMMANDS", str(links))
@@ -668,9 +594,7 @@ def test_the_command_is_linked_for_administrators_and_goes_with_the_installation
     assert (links / "railcni").read_text() == "another's"
 
 
-def test_of_the_plain_names_those_are_taken_that_are_asked_for(
-    plugins: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_of_the_plain_names_those_are_taken_that_are_asked_for(plugins: Path, capfd: Capfd) -> None:
     for wrong, told in (
         (("--replace", "--plugins", "macvlan,macvlna"), '"macvlna": want some of macvlan,'),
         (("--plugins", "macvlan"), "--plugins has an effect only with --replace: "),
@@ -686,7 +610,7 @@ def test_of_the_plain_names_those_are_taken_that_are_asked_for(
     assert {said(plugins / name) for name in PLAIN} == {f"{name} of others" for name in PLAIN}
 
 
-def test_the_plugin_folder_is_found_below_the_root_of_a_host(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_plugin_folder_is_found_below_the_root_of_a_host(tmp_path: Path, capfd: Capfd) -> None:
     interpreter = Path(content.checkout(str(ROOT)).interpreter)
     config = tmp_path / "etc/containerd/config.toml"
     config.parent.mkdir(parents=True)
@@ -722,37 +646,31 @@ def run(*arguments: str | Path) -> int:
 # --- what an uninstall would strand ---
 
 BOOT = {"bootID": "of an earlier boot"}
-
-
 MACVLAN = {"plugin": "macvlan", "config": '{"type": "macvlan"}'}
 LEASED = {"addresses": ["10.9.0.1"]}
 
 
-@pytest.mark.parametrize(
-    ("link", "ipam", "alive", "reason"),
-    [
-        (MACVLAN, LEASED, True, "10.9.0.1 would be given to others too"),
-        (MACVLAN, LEASED, False, ""),
-        (MACVLAN, None, True, ""),
-        (None, LEASED, True, "10.9.0.1 would be given to others too"),
-        (MACVLAN, LEASED | {"store": {"kind": "kubernetes"}}, True, ""),
-        (MACVLAN, LEASED | {"store": {"kind": "addresslease"}}, True, "10.9.0.1 would be given to others too"),
-        (MACVLAN | {"config": '{"type": "railcni-macvlan"}'}, None, True, "no other plugin detaches"),
-        (MACVLAN | {"plugin": "host-device", "config": '{"type": "host-device"}'}, None, False, "without its MTU"),
-        (MACVLAN | {"plugin": "sriov", "config": '{"type": "sriov"}'}, None, False, "the VF would keep the settings"),
-        (MACVLAN | BOOT, LEASED | BOOT, True, ""),
-    ],
-)
+OTHERS = "10.9.0.1 would be given to others too"
+STRANDED: list[tuple[dict[str, Any] | None, dict[str, Any] | None, bool, str]] = [
+    # the records of link and IPAM, whether the namespace is there, and the reason of the refusal
+    (MACVLAN, LEASED, True, OTHERS),
+    (MACVLAN, LEASED, False, ""),
+    (MACVLAN, None, True, ""),
+    (None, LEASED, True, OTHERS),
+    (MACVLAN, LEASED | {"store": {"kind": "kubernetes"}}, True, ""),
+    (MACVLAN, LEASED | {"store": {"kind": "addresslease"}}, True, OTHERS),
+    (MACVLAN | {"config": '{"type": "railcni-macvlan"}'}, None, True, "no other plugin detaches"),
+    (MACVLAN | {"plugin": "host-device", "config": '{"type": "host-device"}'}, None, False, "without its MTU"),
+    (MACVLAN | {"plugin": "sriov", "config": '{"type": "sriov"}'}, None, False, "the VF would keep the settings"),
+    (MACVLAN | BOOT, LEASED | BOOT, True, ""),
+]
+
+
+@pytest.mark.parametrize("case", STRANDED)
 def test_uninstall_refuses_what_the_plugins_of_others_could_not_take_over(
-    plugins: Path,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    bundles: Bundles,
-    link: dict[str, Any] | None,
-    ipam: dict[str, Any] | None,
-    alive: bool,
-    reason: str,
+    plugins: Path, tmp_path: Path, capfd: Capfd, bundles: Bundles, case: Any
 ) -> None:
+    link, ipam, alive, reason = case
     install(plugins, bundles[0], replace=True)
     netns = "/proc/self/ns/net" if alive else "/run/netns/gone"
     for part, record in (("link", link), ("ipam", ipam)):
@@ -769,9 +687,8 @@ def test_uninstall_refuses_what_the_plugins_of_others_could_not_take_over(
         told = capfd.readouterr().err
         assert foreseen == told
         assert run("uninstall", "--force", "--dry-run", *options) == 0
-        assert "an attachment lives that only railcni can detach" in told
-        assert "--force" in told
-        assert f"rail net1 of ns/pod1: {reason}" in told or reason in told
+        for words in ("an attachment lives that only railcni can detach", "--force", reason):
+            assert words in told
         assert all(said(plugins / name) == "AA" for name in NAMES)
         assert run("uninstall", "--force", *options) == 0
     assert said(plugins / "macvlan") == "macvlan of others"

@@ -1,7 +1,5 @@
 """The IPAM plugin with the file store, as link plugins and runtimes call it: which address whom, and how long."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -52,8 +50,6 @@ def refused(node: Node, config: dict[str, Any], code: int, *words: str, **how: A
 
 
 # --- ranges ---
-
-
 def test_addresses_are_given_from_the_lowest_and_those_freed_again_first(node: Node) -> None:
     config = network(RANGE)
     given = [add(node, config, f"c{i}") for i in range(1, 6)]
@@ -184,8 +180,6 @@ def test_an_exhausted_pool_is_named_with_size_and_use_and_the_way_to_look(node: 
 
 
 # --- whose a lease is ---
-
-
 def test_a_restarted_sandbox_gets_the_addresses_and_a_late_delete_frees_nothing(node: Node) -> None:
     """whereabouts #291: also out of a full pool."""
     config, args = network({**RANGE, "range_end": "192.168.111.1"}), pod_args("pod-a")
@@ -302,8 +296,6 @@ def test_one_range_under_two_network_names_is_two_pools(node: Node) -> None:
 
 
 # --- DEL, CHECK, GC ---
-
-
 @pytest.mark.parametrize(
     "changed",
     [
@@ -349,8 +341,6 @@ def test_leases_of_an_earlier_boot_go_when_their_namespace_has_gone(node: Node) 
 
 
 # --- which store ---
-
-
 def test_a_kubernetes_pod_is_never_given_node_local_addresses_unasked(node: Node) -> None:
     config, args = network({**RANGE, "datastore": None}), pod_args("pod-a")
     reply = call(node, "ADD", config, args=args)
@@ -428,8 +418,6 @@ def test_a_block_needs_no_type(node: Node) -> None:
 
 
 # --- a store in trouble ---
-
-
 def test_a_read_only_disk_is_named(node: Node) -> None:
     config = network(RANGE)
     add(node, config)
@@ -446,8 +434,6 @@ def test_a_read_only_disk_is_named(node: Node) -> None:
 
 
 # --- called by others ---
-
-
 @pytest.mark.skipif(not (GO_PLUGINS / "macvlan").exists(), reason="needs the package containernetworking-plugins")
 @pytest.mark.parametrize("version", ["0.2.0", "1.0.0"])
 def test_gos_macvlan_finds_it_in_cni_path(node: Node, version: str) -> None:

@@ -1,7 +1,5 @@
 """railcni ipam on a cluster: pools, leases, show, audit and reclaim, beside pods that live and die."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """railcni ipam flush: the releases that a DEL could not make, in files and in Kubernetes; test_etcd.py has those in etcd."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

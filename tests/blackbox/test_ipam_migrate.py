@@ -1,7 +1,5 @@
 """railcni ipam migrate: from every kind of store to every other, and from host-local's directories."""
 
-from __future__ import annotations
-
 import base64
 import itertools
 import json
@@ -459,8 +457,6 @@ def test_node_slices_are_not_moved(site: Site) -> None:
 
 
 # --- host-local ---
-
-
 def hold(site: Site, address: str, *lines: str) -> None:
     folder = site.folder / "networks" / "rdma-net"
     folder.mkdir(parents=True, exist_ok=True)
@@ -551,8 +547,6 @@ def test_a_wrong_pair_of_stores_is_refused_with_its_fault(source: str, target: s
 
 
 # --- a node ---
-
-
 def test_a_nodes_live_attachments_move_from_its_files_to_etcd(node: Node, member: Etcd) -> None:  # noqa: F811
     pod = node.pod()
     args = "K8S_POD_NAMESPACE=team;K8S_POD_NAME=web-0"

@@ -1,7 +1,5 @@
 """railcni ipam audit and reclaim on one machine's file store: leases beside records and namespaces."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

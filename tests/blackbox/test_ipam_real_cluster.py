@@ -3,8 +3,6 @@
 RAILCNI_TEST_KUBECONFIG names its kubeconfig, of an administrator. All is done in namespaces and pools of our own.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import uuid

@@ -1,7 +1,5 @@
 """railcni ipam beside the pods of a cluster, on leases in etcd and in AddressLeases: in either store alike, and of each alone."""
 
-from __future__ import annotations
-
 import base64
 import itertools
 import json

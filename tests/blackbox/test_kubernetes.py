@@ -1,7 +1,5 @@
 """The executables with their leases in whereabouts' objects: an API server in the node's own network namespace."""
 
-from __future__ import annotations
-
 import json
 import sys
 import urllib.request

@@ -1,7 +1,5 @@
 """The tests that the lab borrows from here: its machines run too seldom to be the first to notice a renamed one."""
 
-from __future__ import annotations
-
 import importlib
 from inspect import signature
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command executed as a person does, each of its verbs once; other tests fork it: tests/command.py."""
 
-from __future__ import annotations
-
 from tests.node import COMMAND, GO_PLUGINS, Node
 
 IPAM = {"type": "whereabouts", "datastore": "file", "range": "192.168.111.0/24"}

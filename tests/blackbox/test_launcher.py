@@ -4,8 +4,6 @@ bundle around it is not whole.
 The dynamic loader of these bundles is a script that tells how it was called.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

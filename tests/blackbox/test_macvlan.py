@@ -1,7 +1,5 @@
 """macvlan against a real kernel: what it makes, what it refuses, what it finds, and that nothing is left behind."""
 
-from __future__ import annotations
-
 import socket
 import sys
 import time
@@ -64,8 +62,6 @@ def refused(node: Node, pod: Pod | str, config: dict[str, Any], code: int, *word
 
 
 # --- ADD: the result ---
-
-
 @pytest.mark.parametrize("version", FORMS)
 def test_an_add_answers_in_the_form_of_its_version(node: Node, pod: Pod, version: str) -> None:
     result = add(node, pod, network(version, dns={"nameservers": ["192.168.111.2"]}))
@@ -100,8 +96,6 @@ def test_an_old_version_that_cannot_say_no_address_is_refused(node: Node, pod: P
 
 
 # --- ADD: the kernel's state ---
-
-
 def test_the_link_is_what_the_configuration_says(node: Node, pod: Pod) -> None:
     result = add(node, pod, network())
     link = pod.view.link("net1")
@@ -224,8 +218,6 @@ def test_a_route_without_a_gateway_takes_that_of_its_family(node: Node, pod: Pod
 
 
 # --- ADD: the announcement on the wire ---
-
-
 def hears(listener: socket.socket, *wanted: Callable[[bytes], bool], seconds: float = 5.0) -> bool:
     """Whether a frame of each kind `wanted` arrives within `seconds`."""
     deadline = time.monotonic() + seconds
@@ -273,15 +265,11 @@ def test_addresses_of_both_families_are_announced_on_the_wire(node: Node, pod: P
 
 
 # --- ADD: what is refused ---
-
-
 def test_a_namespace_that_is_missing_is_refused(node: Node, pod: Pod) -> None:
     refused(node, "/run/netns/none", network(), 8, "/run/netns/none")
 
 
 # --- masters ---
-
-
 def test_a_master_that_is_down_is_no_error_of_add_but_of_status(node: Node, pod: Pod) -> None:
     node.host.set("ens2f0", state="down")
     node.cni("macvlan", "STATUS", network()).refused(51, "ens2f0", "down")
@@ -344,8 +332,6 @@ def test_a_link_of_the_host_with_the_pods_ifname_is_no_hindrance(node: Node, pod
 
 
 # --- a retried ADD ---
-
-
 def test_a_retried_add_gets_the_same_address_and_mac(node: Node, pod: Pod) -> None:
     assert add(node, pod, network()) == add(node, pod, network())
     assert pod.view.names() == ["net1"]
@@ -377,8 +363,6 @@ def test_one_attachment_added_by_many_at_once_has_one_link(node: Node, pod: Pod)
 
 
 # --- DEL ---
-
-
 def test_a_delete_of_what_was_never_added_succeeds(node: Node, pod: Pod) -> None:
     delete(node, pod, network())
     node.ended("macvlan", network(), netns=None)
@@ -443,8 +427,6 @@ def test_an_attachment_of_gos_macvlan_is_removed(node: Node, pod: Pod) -> None:
 
 
 # --- CHECK ---
-
-
 def replace_by_veth(node: Node, pod: Pod) -> None:
     pod.view.delete("net1")
     pod.view.add_veth("net1", "other")
@@ -517,8 +499,6 @@ def test_check_in_another_sandbox_is_refused(node: Node, pod: Pod) -> None:
 
 
 # --- GC and STATUS ---
-
-
 def valid(*attachments: str) -> dict[str, Any]:
     return {"cni.dev/valid-attachments": [{"containerID": c, "ifname": "net1"} for c in attachments]}
 

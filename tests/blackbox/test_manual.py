@@ -1,7 +1,5 @@
 """The command's overview, manual pages and completion: they have every command, and shells and man take them."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

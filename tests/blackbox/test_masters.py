@@ -1,7 +1,5 @@
 """Masters: what the kernel puts a macvlan on, and the links that carry the node's default routes, which no pod may take."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -53,8 +51,6 @@ def made(node: Node, kind: str, *words: str) -> None:
 
 
 # --- what the link is on (macvlan_common_newlink, drivers/net/macvlan.c) ---
-
-
 def stacked(node: Node, kind: str) -> str:
     """A master of this kind, and the netdev that the kernel puts a macvlan of it on."""
     more = {

@@ -5,8 +5,6 @@ Where whereabouts acts, the Go executable does if RAILCNI_TEST_WHEREABOUTS names
 server; else `Go` below writes what it writes. The server is the one for tests unless a real one is given.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

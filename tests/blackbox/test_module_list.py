@@ -1,7 +1,5 @@
 """The modules that no call of a plugin may load: every pod pays for each of them. `make bench` shows how much."""
 
-from __future__ import annotations
-
 import json
 import sys
 from fnmatch import fnmatch

@@ -4,8 +4,6 @@ http.client costs the first call after a pause some 20 ms; in its place we would
 the file store loads none of it (test_module_list). As there, the calls are those of the checkout's launchers, which are scripts.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from typing import Any

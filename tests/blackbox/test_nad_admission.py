@@ -4,8 +4,6 @@ RAILCNI_TEST_KUBECONFIG names its kubeconfig, of an administrator. The policy ha
 namespace of the test.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The test node itself: it keeps to itself, and nothing of it outlives the process that made it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

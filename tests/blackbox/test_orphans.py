@@ -1,7 +1,5 @@
 """Attachments whose sandbox has gone without a DEL: Multus was killed, or the runtime reported a success that was none."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from typing import Any

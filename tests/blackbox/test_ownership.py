@@ -1,7 +1,5 @@
 """Whose link, device or address it is: what a call removes, and what it leaves alone."""
 
-from __future__ import annotations
-
 import os
 import time
 from typing import Any

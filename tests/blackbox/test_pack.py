@@ -1,7 +1,5 @@
 """The pack, from which the launchers import: it is what the sources say, and holds what a plugin may need."""
 
-from __future__ import annotations
-
 import marshal
 import subprocess
 from pathlib import Path

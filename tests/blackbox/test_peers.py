@@ -6,8 +6,6 @@ of several calls stands in `results` under a name. Of what was recorded, these d
 CNI_PATH, and in prevResult the MAC address of a link that is there.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

@@ -3,8 +3,6 @@
 Everything that podman keeps lies in the node's own tmpfs; the image is one static busybox.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

@@ -1,7 +1,5 @@
 """The CNI protocol, as a runtime sees it: environment and stdin in, stdout and exit code out, for every executable."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Iterator
@@ -75,8 +73,6 @@ def environment(verb: str) -> dict[str, str]:
 
 
 # --- VERSION, and no command at all ---
-
-
 @each_plugin
 def test_version_is_answered_without_reading_stdin(executables: Path, plugin: str) -> None:
     endless = subprocess.Popen(["sleep", "60"], stdout=subprocess.PIPE)  # a stdin that never ends
@@ -119,8 +115,6 @@ def test_without_a_command_a_person_is_told_what_this_is(
 
 
 # --- where it runs from ---
-
-
 @each_and("prefix", ["", "railcni-"])
 def test_it_runs_from_any_directory_under_any_name(
     node: Node, pod: Pod, tmp_path: Path, plugin: str, prefix: str
@@ -160,8 +154,6 @@ def test_it_writes_no_file_beside_its_own_state(node: Node, pod: Pod, plugin: st
 
 
 # --- the environment: code 4 ---
-
-
 @each_and("verb", VERBS)
 def test_all_missing_variables_stand_in_one_message(site: Node, plugin: str, verb: str) -> None:
     reply = site.cni(plugin, verb, configuration(plugin), container_id=None, ifname=None, path=[])
@@ -183,8 +175,6 @@ def test_an_unknown_command_is_refused_after_the_name_of_the_network(site: Node,
 
 
 # --- stdin: codes 6 and 7 ---
-
-
 @each_and(
     "stdin, line, column",
     [
@@ -252,8 +242,6 @@ def test_keys_match_without_regard_to_case(node: Node, pod: Pod, plugin: str) ->
 
 
 # --- versions: code 1 ---
-
-
 @each_and("version", VERSIONS[::-1], plugins=ATTACHING)
 def test_every_verb_of_a_version_is_served_in_it(node: Node, pod: Pod, plugin: str, version: str) -> None:
     config = configuration(plugin, version)
@@ -294,8 +282,6 @@ def test_gc_without_the_list_collects_nothing_and_says_so(node: Node, pod: Pod, 
 
 
 # --- the form of an error ---
-
-
 @each_and("version", VERSIONS[::-1])
 def test_an_error_goes_to_stdout_in_the_version_asked(site: Node, plugin: str, version: str) -> None:
     config = configuration(plugin, version, ipam={**LEASES, "range": "nonsense"})
@@ -323,8 +309,6 @@ def test_what_succeeds_with_stderr_closed_is_no_failure(site: Node, plugin: str)
 
 
 # --- the namespace: code 8 ---
-
-
 @each_and("spelling", ["/proc/self/ns/net", "/proc/1/ns/net/../net", "/run/netns/own"], plugins=(*LINK_PLUGINS, "rdma"))
 def test_the_plugins_own_namespace_is_refused_before_anything_is_made(
     node: Node, pod: Pod, plugin: str, spelling: str

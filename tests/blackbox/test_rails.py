@@ -1,7 +1,5 @@
 """The key `rail`: ARP, source routing and one index on rails that share an Ethernet segment."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

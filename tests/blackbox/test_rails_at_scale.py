@@ -1,7 +1,5 @@
 """Rails over 8 masters that are ports of one switch, 20 pods at once, calls killed at random, over every store."""
 
-from __future__ import annotations
-
 import json
 import random
 import time

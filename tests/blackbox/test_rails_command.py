@@ -1,7 +1,5 @@
 """railcni rails: what it renders attaches, what is attached passes its check, and what is broken does not."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

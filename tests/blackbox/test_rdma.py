@@ -1,7 +1,5 @@
 """The key `rdma` where there is no verbs device: nothing changes, and what is asked for in vain is said."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """rdma, the chained plugin, where there is no RDMA: what it refuses, and that it ends whatever is there to be ended."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -3,8 +3,6 @@
 Each test is a row of tests/REGRESSIONS.md and names the upstream issue; rows that other tests answer are only there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -56,8 +54,6 @@ def as_it_was(link: Link) -> tuple[Any, ...]:
 
 
 # --- macvlan ---
-
-
 def test_one_attachment_on_two_nodes_has_two_macs(node: Node, pod: Pod) -> None:
     """containernetworking/plugins #250: the same MAC address on separate nodes."""
     config = network("macvlan")
@@ -125,8 +121,6 @@ def test_addresses_are_given_back_after_a_reboot(
 
 
 # --- host-device ---
-
-
 def test_a_delete_that_failed_is_completed_though_its_configuration_is_gone(node: Node, pod: Pod) -> None:
     """k8snetworkplumbingwg/multus-cni #355: after a DEL that failed, what the next one needs is no longer there."""
     before = as_it_was(node.host.link("ens9"))

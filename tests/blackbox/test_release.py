@@ -1,7 +1,5 @@
 """`make release` and `make version`: what is published fits together, and one file has the version."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

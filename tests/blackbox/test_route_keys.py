@@ -1,7 +1,5 @@
 """Every value of every key of a route: ADD sets the route and CHECK finds it, or ADD refuses with code 7, key and value."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

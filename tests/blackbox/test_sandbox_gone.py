@@ -1,7 +1,5 @@
 """A sandbox whose path is gone: what still keeps it, what a DEL waits for, and how an end comes that a DEL could not bring."""
 
-from __future__ import annotations
-
 import glob
 import json
 import os
@@ -207,8 +205,6 @@ def test_a_mount_that_another_mount_namespace_has_is_found(node: Node, pod: Pod,
 
 
 # --- kept so that nobody can get there ---
-
-
 @pytest.mark.parametrize("plugin", WAITING)
 def test_an_address_stays_reserved_while_a_namespace_lives_that_cannot_be_found(
     node: Node, pod: Pod, plugin: str
@@ -402,8 +398,6 @@ def test_a_netdev_of_another_namespace_is_told_by_the_directory_that_hides_it(no
 
 
 # --- one look at a path; a kernel without cookies ---
-
-
 def called(verb: str, node: Node, plugin: str, pod: str, container: str = "c1") -> Command:
     environ = node.environ(verb, container_id=container, netns=pod, path=[node.executables])
     return Command(node.executables / plugin, environ, json.dumps(network(plugin)).encode())

@@ -4,8 +4,6 @@ The VF's netdev is a veth end, and a tree of its own stands in for /sys/bus, as 
 and what is set through their PF, are the lab's matter: tests/lab/test_sriov.py.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -170,8 +168,6 @@ def test_alternative_names_that_others_have_are_no_hindrance_on_either_way(node:
 
 
 # --- what Go's sriov-cni has left ---
-
-
 def keep(node: Node, name: str, text: str) -> None:
     node.write(f"{CACHE}/{name}", text).parent.chmod(0o700)
     node.path(CACHE).chmod(0o700)

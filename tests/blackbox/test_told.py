@@ -1,7 +1,5 @@
 """What a call tells of a configuration beside its result: all faults in one message, and warnings in the log."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """This version and the one before handle each other's attachments: an upgrade, and going back, with live pods."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,8 +1,6 @@
 """Warm workers (cni/warm): a call is served as by a Python of its own, whatever becomes of the worker; and nothing stays
 when they end."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json
@@ -127,8 +125,6 @@ def called_through(node: Node, *words: str, **more: str) -> subprocess.Completed
 
 
 # --- what is served ---
-
-
 def test_the_calls_after_the_first_are_served_warm(node: Node, pod: Pod) -> None:
     before = warm.served(node)
     cycle(node, pod)
@@ -579,8 +575,6 @@ def asked(node: Node, more: dict[str, str], files: int) -> bytes:
 
 
 # --- who ends, or stands still ---
-
-
 def paths(node: Node) -> list[str | Path]:
     return [node.executables, "/run/others"]
 
@@ -945,8 +939,6 @@ LIMITED = {
 
 
 # --- the end ---
-
-
 def test_the_command_shows_the_workers_and_ends_them(node: Node, pod: Pod) -> None:
     cycle(node, pod)
     shown = json.loads(node.railcni("warm", "status", "-o", "json").stdout)
@@ -1095,8 +1087,6 @@ def test_without_a_compiler_all_calls_are_cold(node: Node, pod: Pod, tmp_path: P
 
 
 # --- several versions, and both ways, on one pool ---
-
-
 @pytest.fixture
 def other(tmp_path: Path) -> Path:
     """The executables of another version."""
@@ -1226,8 +1216,6 @@ def test_stop_waits_for_the_end_of_those_that_there_were(successor: str) -> None
 
 
 # --- killed at a system call ---
-
-
 @contextlib.contextmanager
 def traced(node: Node, *options: str, process: int = 0) -> Iterator[list[str]]:
     """strace at `process`, by default the only worker, until the block ends; then the list has the names of its calls."""
