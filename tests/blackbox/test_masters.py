@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -53,18 +52,14 @@ def made(node: Node, kind: str, *words: str) -> None:
 # --- what the link is on (macvlan_common_newlink, drivers/net/macvlan.c) ---
 def stacked(node: Node, kind: str) -> str:
     """A master of this kind, and the netdev that the kernel puts a macvlan of it on."""
-    more = {
-        "macvlan": ("mode", "bridge"),
-        "macvtap": ("mode", "bridge"),
-        "vlan": ("id", "100"),
-        "vxlan": ("id", "5", "dstport", "4789", "dev", "ens2f0"),
+    words = {
+        "macvlan": "link ens2f0 name upper0 type macvlan mode bridge",
+        "macvtap": "link ens2f0 name upper0 type macvtap mode bridge",
+        "vlan": "link ens2f0 name upper0 type vlan id 100",
+        "vxlan": "upper0 type vxlan id 5 dstport 4789 dev ens2f0",
+        "veth": "upper0 type veth peer name upper0-peer",
     }
-    if kind in ("macvlan", "macvtap", "vlan"):
-        made(node, kind, "link", "ens2f0", "name", "upper0", "type", kind, *more[kind])
-    elif kind == "veth":
-        made(node, kind, "upper0", "type", "veth", "peer", "name", "upper0-peer")
-    else:
-        made(node, kind, "upper0", "type", kind, *more.get(kind, ()))
+    made(node, kind, *words.get(kind, f"upper0 type {kind}").split())
     if kind in ("bridge", "bond", "team"):
         ip(node, "link", "set", "ens2f0", "down")
         ip(node, "link", "set", "ens2f0", "master", "upper0")
@@ -77,9 +72,7 @@ KINDS = ("macvlan", "macvtap", "vlan", "vxlan", "veth", "bridge", "bond", "team"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_whatever_the_master_stands_on_DEL_removes_the_link_before_it_frees_the_address(
-    node: Node, pod: Pod, kind: str
-) -> None:
+def test_whatever_the_master_stands_on_a_link_is_checked_and_deleted(node: Node, pod: Pod, kind: str) -> None:
     lower = stacked(node, kind)
     node.remember()
     for mac in (None, "02:00:00:00:77:01"):
@@ -92,17 +85,14 @@ def test_whatever_the_master_stands_on_DEL_removes_the_link_before_it_frees_the_
 
 
 # A link on any other master in the sandbox is on no netdev of the host.
-@pytest.mark.parametrize(
-    ("kind", "in_sandbox"), [*((kind, False) for kind in KINDS), ("macvlan", True), ("macvtap", True)]
-)
-def test_an_address_stays_reserved_while_its_link_lives_in_a_namespace_without_a_path(
-    node: Node, pod: Pod, kind: str, in_sandbox: bool
-) -> None:
+@pytest.mark.parametrize("kind", [*KINDS, "macvlan inside", "macvtap inside"])
+def test_an_address_stays_reserved_while_its_link_lives_without_a_path(node: Node, pod: Pod, kind: str) -> None:
     """The link is gone or the address is kept: two pods must not have one address on a wire."""
+    kind, _, in_sandbox = kind.partition(" ")
     stacked(node, kind)
     if in_sandbox:
         node.run(["ip", "link", "set", "upper0", "netns", "pod1", "up"]).check_returncode()
-    config = network(master="upper0", linkInContainer=in_sandbox)
+    config = network(master="upper0", linkInContainer=bool(in_sandbox))
     node.cni("macvlan", "ADD", config, netns=pod).succeeded()
     with pod.view.entered():
         held = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
@@ -138,27 +128,20 @@ def test_an_ipvlan_and_a_netdev_that_has_one_are_refused_as_master(node: Node, p
     assert node.leftovers() == []
 
 
-def test_DEL_knows_the_link_of_an_ADD_that_was_killed_before_it_wrote_down_what_the_link_is_on(
-    node: Node, pod: Pod
-) -> None:
+def test_DEL_knows_the_link_of_an_ADD_that_was_killed_before_it_wrote_down_its_lower(node: Node, pod: Pod) -> None:
     config = network(mac="02:00:00:00:77:01")
     node.cni("macvlan", "ADD", config, netns=pod).succeeded()
-    rewritten(node, lambda link: link.update(lower=node.host.link("ens2f0").index + 1))
+    path = node.path(RECORD)
+    record = _unsealed(path.read_bytes())
+    record["link"]["lower"] = node.host.link("ens2f0").index + 1
+    path.write_bytes(_sealed(record))
     node.cni("macvlan", "DEL", config, netns=pod).succeeded()
     assert pod.view.names() == []
 
 
-def rewritten(node: Node, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Change the `link` of the attachment's record."""
-    path = node.path(RECORD)
-    record = _unsealed(path.read_bytes())
-    change(record["link"])
-    path.write_bytes(_sealed(record))
-
-
 @pytest.mark.skipif(bool(unavailable()), reason=unavailable())
 @pytest.mark.parametrize("allowed", [True, False], ids=["a permitted one", "one that the policy forbids"])
-def test_a_master_that_is_replaced_before_the_link_is_made_is_taken_for_what_it_is_then(
+def test_a_master_that_is_replaced_before_the_link_is_made_is_looked_at_anew(
     node: Node, pod: Pod, allowed: bool
 ) -> None:
     node.host.add_veth("ens9", "ens9-peer")
@@ -172,7 +155,10 @@ def test_a_master_that_is_replaced_before_the_link_is_made_is_taken_for_what_it_
         begin(adding)
         stopped = injector.stopped("rename:1", adding)
         assert stopped and recorded(node)["lower"] == index
-        replace_by_a_macvtap(node, "ens9", index)
+        node.host.delete("ens9")
+        words = f"link ens2f0 name ens9 index {index} type macvtap mode bridge"
+        made(node, "macvtap", *words.split())
+        ip(node, "link", "set", "ens9", "up")
         os.kill(stopped, signal.SIGCONT)
         reply = finished(adding).reply
     assert reply
@@ -187,12 +173,6 @@ def test_a_master_that_is_replaced_before_the_link_is_made_is_taken_for_what_it_
     assert (pod.view.names(), node.leases(), node.files()) == ([], [], [])
 
 
-def replace_by_a_macvtap(node: Node, name: str, index: int) -> None:
-    node.host.delete(name)
-    made(node, "macvtap", "link", "ens2f0", "name", name, "index", str(index), "type", "macvtap", "mode", "bridge")
-    ip(node, "link", "set", name, "up")
-
-
 def allow(node: Node, *masters: str, **lists: list[str]) -> None:
     node.allow(**(lists or {"masters": masters}))
 
@@ -203,9 +183,8 @@ def recorded(node: Node) -> dict[str, Any]:
     return link
 
 
-@pytest.mark.parametrize("kind", ["macvlan", "macvtap"])
-def test_the_policy_is_asked_about_the_netdev_that_the_link_is_on(node: Node, pod: Pod, kind: str) -> None:
-    stacked(node, kind)
+def test_the_policy_is_asked_about_the_netdev_that_the_link_is_on(node: Node, pod: Pod) -> None:
+    stacked(node, "macvlan")
     node.remember()
     allow(node, "upper*")
     reply = node.cni("macvlan", "ADD", network(master="upper0"), netns=pod)
@@ -216,11 +195,8 @@ def test_the_policy_is_asked_about_the_netdev_that_the_link_is_on(node: Node, po
     node.cni("macvlan", "ADD", network(master="upper0"), netns=pod).succeeded()
 
 
-@pytest.mark.parametrize("kind", ["macvlan", "macvtap"])
-def test_the_policy_is_asked_about_the_hosts_netdev_below_a_master_in_the_sandbox(
-    node: Node, pod: Pod, kind: str
-) -> None:
-    stacked(node, kind)
+def test_the_policy_is_asked_about_the_hosts_netdev_below_a_master_in_the_sandbox(node: Node, pod: Pod) -> None:
+    stacked(node, "macvtap")
     ip(node, "link", "set", "upper0", "down")
     node.run(["ip", "link", "set", "upper0", "netns", "pod1"]).check_returncode()
     pod.view.set("upper0", state="up")
@@ -401,9 +377,8 @@ def test_the_administrator_lets_networks_take_a_device_that_carries_the_nodes_tr
 
 def test_a_device_with_a_routers_route_says_how_to_do_without_it(node: Node, pod: Pod) -> None:
     play(node, CARRIED["by a router advertisement"])
-    node.cni("host-device", "ADD", network("host-device"), netns=pod).refused(
-        7, "set accept_ra 0 on ens2f0", "::/0 via"
-    )
+    reply = node.cni("host-device", "ADD", network("host-device"), netns=pod)
+    reply.refused(7, "set accept_ra 0 on ens2f0", "::/0 via")
 
 
 def test_passthru_on_a_macvlan_of_the_default_routes_link_is_refused_too(node: Node, pod: Pod) -> None:
@@ -451,8 +426,8 @@ OWN: dict[str, tuple[str, ...]] = {
 }
 
 
-def linked(node: Node, case: str) -> tuple[str, str]:
-    """Make the links of a case of OWN. Returns (the link of the node that has addresses, the master)."""
+@pytest.mark.parametrize("case", OWN)
+def test_no_pod_gets_an_address_that_others_have_on_the_masters_wire(node: Node, pod: Pod, case: str) -> None:
     holder, master, *links = OWN[case]
     for words in links:
         if words.startswith("set"):
@@ -460,22 +435,12 @@ def linked(node: Node, case: str) -> tuple[str, str]:
         else:
             made(node, words.split("type ")[1].split()[0], *words.split())
             ip(node, "link", "set", "own", "up")
-    return holder, master
-
-
-@pytest.mark.parametrize("case", OWN)
-def test_no_pod_gets_an_address_that_the_node_or_a_neighbour_has_on_the_masters_wire(
-    node: Node, pod: Pod, case: str
-) -> None:
-    holder, master = linked(node, case)
     for address in ("192.168.111.1/24", "fd00:111::1/64"):
         ip(node, "address", "add", address, "dev", holder, *(["nodad"] if ":" in address else []))
     add_neighbours(node, holder, "permanent", 2)
     ranges = {**LEASES, "ipRanges": [{"range": "fd00:111::/64"}]}
-    assert node.cni("whereabouts", "ADD", network(ipam=ranges, master=master), netns=pod).addresses == [
-        "192.168.111.3/24",
-        "fd00:111::3/64",
-    ]
+    reply = node.cni("whereabouts", "ADD", network(ipam=ranges, master=master), netns=pod)
+    assert reply.addresses == ["192.168.111.3/24", "fd00:111::3/64"]
 
 
 def test_an_address_of_the_node_or_a_neighbour_on_another_wire_is_given(node: Node, pod: Pod) -> None:
@@ -505,9 +470,7 @@ def test_no_index_is_given_whose_address_the_node_has_on_a_rail(node: Node, pod:
 
 
 @each_and("whose", ["the node", "a neighbour"], plugins=("macvlan", "whereabouts"))
-def test_an_exhausted_range_counts_the_addresses_of_the_node_and_its_neighbours(
-    node: Node, pod: Pod, plugin: str, whose: str
-) -> None:
+def test_an_exhausted_range_counts_what_node_and_neighbours_have(node: Node, pod: Pod, plugin: str, whose: str) -> None:
     """In this process, and as Go's macvlan calls it."""
     own = whose == "the node"
     if own:
@@ -545,48 +508,35 @@ def add_neighbours(node: Node, link: str, state: str, last: int = 1) -> None:
         ip(node, "neighbour", "replace", f"{network}{last}", "lladdr", mac, "dev", link, "nud", state)
 
 
-STATES = {  # of a neighbour's entry: the last part of the address that is given
-    "permanent": 2,
-    "reachable": 2,
-    "stale": 2,
-    "delay": 2,
-    "probe": 2,
-    "noarp": 1,
-    "failed": 1,
-}
+# Of a neighbour's entry: the last part of the address that is given.
+STATES = {"permanent": 2, "reachable": 2, "stale": 2, "delay": 2, "probe": 2, "noarp": 1, "failed": 1}
 
 
 @each_and("state", list(STATES), plugins=("macvlan", "whereabouts"))  # in this process; as Go's macvlan calls it
-def test_no_pod_gets_the_address_of_a_neighbour_that_has_answered_while_another_is_free(
-    node: Node, pod: Pod, plugin: str, state: str
-) -> None:
+def test_no_pod_gets_a_neighbours_address_while_another_is_free(node: Node, pod: Pod, plugin: str, state: str) -> None:
     ip(node, "address", "add", "fd00:111::7/64", "dev", "ens2f0", "nodad")
     add_neighbours(node, "ens2f0", state)
     ranges = {**LEASES, "ipRanges": [{"range": "fd00:111::/64"}]}
-    assert node.cni(plugin, "ADD", network(ipam=ranges), netns=pod).addresses == [
-        f"192.168.111.{STATES[state]}/24",
-        f"fd00:111::{STATES[state]}/64",
-    ]
+    last = STATES[state]
+    reply = node.cni(plugin, "ADD", network(ipam=ranges), netns=pod)
+    assert reply.addresses == [f"192.168.111.{last}/24", f"fd00:111::{last}/64"]
 
 
 @pytest.mark.parametrize("state", ["reachable", "stale"])
-def test_a_pod_gets_its_former_address_and_a_requested_one_although_a_neighbour_has_them(
-    node: Node, pod: Pod, state: str
-) -> None:
+def test_a_pod_gets_its_former_and_a_requested_address_that_a_neighbour_has(node: Node, pod: Pod, state: str) -> None:
     """The neighbour may be the pod's former self."""
-    args = "K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0"
-    config = network(ipam=LEASES)
+
+    def given(container: str, args: str = "K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0") -> list[str]:
+        how = {"netns": pod, "container_id": container, "args": args}
+        addresses = node.cni("macvlan", "ADD", network(), **how).addresses
+        node.cni("macvlan", "DEL", network(), **how).succeeded()
+        return addresses
+
     add_neighbours(node, "ens2f0", "failed")
-    first = node.cni("macvlan", "ADD", config, netns=pod, args=args).addresses
-    node.cni("macvlan", "DEL", config, netns=pod, args=args).succeeded()
+    first = given("c1")
     add_neighbours(node, "ens2f0", state)
-    again = node.cni("macvlan", "ADD", config, netns=pod, args=args, container_id="c2").addresses
-    assert again == first == ["192.168.111.1/24"]
-    node.cni("macvlan", "DEL", config, netns=pod, args=args, container_id="c2").succeeded()
-    requested = node.cni("macvlan", "ADD", config, netns=pod, args="IP=192.168.111.1", container_id="c3").addresses
-    assert requested == first
-    node.cni("macvlan", "DEL", config, netns=pod, container_id="c3").succeeded()
-    assert node.cni("macvlan", "ADD", config, netns=pod, container_id="c4").addresses == ["192.168.111.2/24"]
+    assert first == given("c2") == given("c3", "IP=192.168.111.1") == ["192.168.111.1/24"]
+    assert given("c4", "") == ["192.168.111.2/24"]
 
 
 @pytest.mark.parametrize("state", ["stale", "delay", "probe"])
@@ -613,21 +563,21 @@ def test_lint_names_an_address_of_the_master_in_the_range(node: Node, pod: Pod) 
 
 # --- links that are the node's or another sandbox's by their kind ---
 
-NOT_FOR_NETWORKS: dict[str, tuple[str, ...]] = {
-    "host's end of a veth of a sandbox": ("type", "veth", "peer", "name", "eth0", "netns", "pod1"),
-    "tunnel of the node (vxlan)": ("type", "vxlan", "id", "5", "dstport", "4789"),
-    "tunnel of the node (geneve)": ("type", "geneve", "id", "5", "remote", "10.9.0.7"),
-    "tunnel of the node (gretap)": ("type", "gretap", "remote", "10.9.0.7", "local", "10.9.0.1"),
-    "tunnel of the node (ipip)": ("type", "ipip", "remote", "10.9.0.7", "local", "10.9.0.1"),
-    "tunnel of the node (wireguard)": ("type", "wireguard"),
-    "bridge of the node": ("type", "bridge"),
+NOT_FOR_NETWORKS = {
+    "host's end of a veth of a sandbox": "veth peer name eth0 netns pod1",
+    "tunnel of the node (vxlan)": "vxlan id 5 dstport 4789",
+    "tunnel of the node (geneve)": "geneve id 5 remote 10.9.0.7",
+    "tunnel of the node (gretap)": "gretap remote 10.9.0.7 local 10.9.0.1",
+    "tunnel of the node (ipip)": "ipip remote 10.9.0.7 local 10.9.0.1",
+    "tunnel of the node (wireguard)": "wireguard",
+    "bridge of the node": "bridge",
 }
 
 
 @pytest.mark.parametrize("reason", NOT_FOR_NETWORKS)
 def test_no_network_takes_a_link_that_is_the_nodes_or_a_sandboxs_by_its_kind(node: Node, pod: Pod, reason: str) -> None:
-    words = NOT_FOR_NETWORKS[reason]
-    made(node, words[1], "not0", *words)
+    words = NOT_FOR_NETWORKS[reason].split()
+    made(node, words[0], "not0", "type", *words)
     node.remember()
     for plugin, key in (("host-device", "device"), ("macvlan", "master")):
         config = taking(plugin, **{key: "not0"})
@@ -651,30 +601,28 @@ def test_a_sandboxs_end_is_known_wherever_runtimes_mount_its_namespace(node: Nod
     reply.refused(7, "not0", "host's end of a veth of a sandbox")
 
 
-@pytest.mark.parametrize("listed", ["*", "not*"])
-def test_the_policy_lets_networks_take_another_sandboxs_end(node: Node, pod: Pod, listed: str) -> None:
+def test_the_policy_lets_networks_take_another_sandboxs_end(node: Node, pod: Pod) -> None:
     node.pod("pod2")
     ip(node, "link", "add", "not0", "type", "veth", "peer", "name", "eth0", "netns", "pod2")
     config = network("host-device", device="not0")
-    allow(node, uplinks=[listed])
+    allow(node, uplinks=["not*"])
     node.cni("host-device", "ADD", config, netns=pod).succeeded()
     allow(node, uplinks=[])
     node.cni("host-device", "DEL", config, netns=pod).succeeded()  # no policy stops a DEL
     assert "not0" in node.host.names()
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("not0", "type", "veth", "peer", "name", "not1"),
-        ("not0", "type", "dummy"),
-        ("not0", "type", "bond"),
-        ("link", "ens2f0", "name", "not0", "type", "vlan", "id", "100"),
-    ],
-    ids=["veth with both ends on the host", "dummy", "bond", "vlan"],
+OF_NETWORKS = (
+    "not0 type veth peer name not1",
+    "not0 type dummy",
+    "not0 type bond",
+    "link ens2f0 name not0 type vlan id 100",
 )
-def test_a_bond_a_vlan_and_what_stands_for_a_NIC_need_no_policy(node: Node, pod: Pod, words: tuple[str, ...]) -> None:
-    made(node, words[words.index("type") + 1], *words)
+
+
+@pytest.mark.parametrize("words", OF_NETWORKS)
+def test_a_bond_a_vlan_and_what_stands_for_a_NIC_need_no_policy(node: Node, pod: Pod, words: str) -> None:
+    made(node, words.split("type ")[1].split()[0], *words.split())
     reply = node.cni("host-device", "ADD", network("host-device", device="not0"), netns=pod)
     if reply.status and "marks it as local" in reply.msg:
         pytest.skip("this kernel moves no bond")
@@ -719,23 +667,21 @@ def taken(node: Node, pod: Pod, refusal: str) -> None:
         node.cni(plugin, "DEL", taking(plugin), netns=pod).succeeded()
 
 
-@pytest.mark.parametrize(("protocol", "is_refused"), [("186", True), ("12", True), ("4", False), ("16", False)])
-def test_a_NIC_that_carries_a_routing_daemons_routes_stays_with_the_node(
-    node: Node, pod: Pod, protocol: str, is_refused: bool
-) -> None:
-    """By the numbers of BGP and BIRD; of an administrator and DHCP."""
+PROTOCOLS = {"BGP": ("186", True), "BIRD": ("12", True), "an administrator": ("4", False), "DHCP": ("16", False)}
+
+
+@pytest.mark.parametrize("whose", PROTOCOLS)
+def test_a_NIC_that_carries_a_routing_daemons_routes_stays_with_the_node(node: Node, pod: Pod, whose: str) -> None:
+    protocol, is_refused = PROTOCOLS[whose]
     ip(node, "address", "add", "10.77.0.1/24", "dev", "ens2f0")
     ip(node, "route", "add", "10.88.0.0/16", "via", "10.77.0.254", "dev", "ens2f0", "proto", protocol)
     words = "carries the route 10.88.0.0/16 via 10.77.0.254 of a routing daemon"
     taken(node, pod, words if is_refused else "")
 
 
-@pytest.mark.parametrize(
-    ("server", "is_refused"), [("10.77.0.9", True), ("10.99.0.9", False), ("not.an.address", False)]
-)
-def test_a_NIC_that_carries_the_nodes_storage_stays_with_the_node(
-    node: Node, pod: Pod, server: str, is_refused: bool
-) -> None:
+@pytest.mark.parametrize("server", ["10.77.0.9", "10.99.0.9", "not.an.address"])
+def test_a_NIC_that_carries_the_nodes_storage_stays_with_the_node(node: Node, pod: Pod, server: str) -> None:
+    is_refused = server == "10.77.0.9"
     ip(node, "address", "add", "10.77.0.1/24", "dev", "ens2f0")
     node.run(["mount", "-t", "tmpfs", "tmpfs", "/sys/class"]).check_returncode()
     connection = node.path("/sys/class/iscsi_connection/connection1:0")

@@ -17,7 +17,7 @@ from cni.shared.kernel import sysfs
 from cni.shared.records import Records
 from cni.shared.spec.request import Attachment
 from tests.blackbox.test_host_device import PCI, as_it_was, bus
-from tests.each import each_and
+from tests.each import each_and, quick
 from tests.faults.inject import Command, Injector, unavailable
 from tests.node import GO_PLUGINS, ROOT, STATE, Node, Pod, until
 from tests.view import View
@@ -26,10 +26,7 @@ pytestmark = pytest.mark.forked
 
 PLUGINS = ("macvlan", "host-device")
 needs_strace = pytest.mark.skipif(bool(unavailable()), reason=unavailable() or "")
-WAITING = (
-    "macvlan",
-    pytest.param("host-device", marks=pytest.mark.long),
-)  # each waits 2 s: what differs is tested below
+WAITING = quick(PLUGINS, "macvlan")  # each waits 2 s: what differs is tested below
 UNENDED = f"{STATE}/unended"
 IPAM = {"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"}
 
@@ -53,16 +50,22 @@ def make_device(node: Node) -> None:
 
 
 @contextmanager
-def process(node: Node, pod: Pod) -> Iterator[View]:
-    """A process that is in the pod's namespace."""
-    keeper = subprocess.Popen(["nsenter", f"--net={pod.view.path}", "sleep", "600"])
-    own = os.readlink("/proc/self/ns/net")
+def kept_by(*argv: str, **how: Any) -> Iterator[int]:
+    """A process that says when it keeps a namespace; its PID."""
+    keeper = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **how)
     try:
-        assert until(lambda: os.readlink(f"/proc/{keeper.pid}/ns/net") != own)
-        yield View(f"/proc/{keeper.pid}/ns/net")
+        assert keeper.stdout and keeper.stdout.readline() == b"there\n"
+        yield keeper.pid
     finally:
         keeper.kill()
-        keeper.wait()
+        keeper.communicate()
+
+
+@contextmanager
+def process(node: Node, pod: Pod) -> Iterator[View]:
+    """A process that is in the pod's namespace."""
+    with kept_by("nsenter", f"--net={pod.view.path}", "sh", "-c", "echo there; exec sleep 600") as pid:
+        yield View(f"/proc/{pid}/ns/net")
 
 
 @contextmanager
@@ -78,27 +81,16 @@ def descriptor(node: Node, pod: Pod) -> Iterator[View]:
     """A process outside the pod's namespace that has a descriptor of it; the view by which the test sees it."""
     with pod.view.entered():
         fd = os.open("/proc/thread-self/ns/net", os.O_RDONLY)  # not by its path: that would pin the mount
-    keeper = subprocess.Popen(["sleep", "600"], pass_fds=[fd])
-    os.close(fd)
-    try:
-        yield View(f"/proc/{keeper.pid}/fd/{fd}")
-    finally:
-        keeper.kill()
-        keeper.wait()
+    with kept_by("sh", "-c", "echo there; exec sleep 600", pass_fds=[fd]) as pid:
+        os.close(fd)
+        yield View(f"/proc/{pid}/fd/{fd}")
 
 
 @contextmanager
 def opened_by_path(node: Node, pod: Pod) -> Iterator[View]:
     """As runtimes and Multus do. Once the path is unmounted, the link of the descriptor says "/"."""
-    script = "exec 3< $0; echo there; exec sleep 600"
-    keeper = subprocess.Popen(["sh", "-ec", script, pod.view.path], stdout=subprocess.PIPE)
-    assert keeper.stdout is not None
-    try:
-        assert keeper.stdout.readline() == b"there\n"
-        yield View(f"/proc/{keeper.pid}/fd/3")
-    finally:
-        keeper.kill()
-        keeper.communicate()
+    with kept_by("sh", "-ec", "exec 3< $0; echo there; exec sleep 600", pod.view.path) as pid:
+        yield View(f"/proc/{pid}/fd/3")
 
 
 _THREAD = f"""
@@ -121,18 +113,9 @@ sys.stdin.read()
 @contextmanager
 def thread(node: Node, pod: Pod) -> Iterator[View]:
     """A process outside the pod's namespace of which one thread is in it; the view by which the test sees it."""
-    keeper = subprocess.Popen(
-        [sys.executable, "-c", _THREAD, pod.view.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert keeper.stdin is not None
-    assert keeper.stdout is not None
-    try:
-        assert keeper.stdout.readline() == b"there\n"
-        other = next(tid for tid in os.listdir(f"/proc/{keeper.pid}/task") if tid != str(keeper.pid))
-        yield View(f"/proc/{keeper.pid}/task/{other}/ns/net")
-    finally:
-        keeper.kill()
-        keeper.communicate()
+    with kept_by(sys.executable, "-c", _THREAD, pod.view.path) as pid:
+        other = next(tid for tid in os.listdir(f"/proc/{pid}/task") if tid != str(pid))
+        yield View(f"/proc/{pid}/task/{other}/ns/net")
 
 
 @contextmanager
@@ -173,9 +156,7 @@ def test_a_delete_and_gc_end_an_attachment_whose_namespace_is_kept_without_its_p
 
 
 @pytest.mark.parametrize("plugin", PLUGINS)
-def test_a_container_is_attached_anew_while_its_former_namespace_is_kept_by_an_open_descriptor(
-    node: Node, pod: Pod, plugin: str
-) -> None:
+def test_a_container_is_attached_anew_while_its_former_namespace_is_kept(node: Node, pod: Pod, plugin: str) -> None:
     node.cni(plugin, "ADD", network(plugin), netns=pod).succeeded()
     with descriptor(node, pod) as inside:
         node.delete_pod(pod)
@@ -206,9 +187,7 @@ def test_a_mount_that_another_mount_namespace_has_is_found(node: Node, pod: Pod,
 
 # --- kept so that nobody can get there ---
 @pytest.mark.parametrize("plugin", WAITING)
-def test_an_address_stays_reserved_while_a_namespace_lives_that_cannot_be_found(
-    node: Node, pod: Pod, plugin: str
-) -> None:
+def test_an_address_stays_reserved_while_its_namespace_cannot_be_found(node: Node, pod: Pod, plugin: str) -> None:
     node.cni(plugin, "ADD", network(plugin), netns=pod).succeeded()
     with hidden(node, pod):
         node.delete_pod(pod)
@@ -248,12 +227,8 @@ def flush(node: Node, plugin: str) -> None:
 
 
 @pytest.mark.parametrize("plugin", WAITING)
-@pytest.mark.parametrize(
-    "later",
-    [later_add, flush, *(pytest.param(call, marks=pytest.mark.long) for call in (later_delete, later_collection))],
-    ids=lambda call: call.__name__,
-)
-def test_an_end_that_a_delete_could_not_bring_is_brought_by_a_later_call(
+@pytest.mark.parametrize("later", quick([later_add, flush, later_delete, later_collection], later_add, flush))
+def test_an_end_that_a_delete_could_not_bring_comes_by_a_later_call(
     node: Node, pod: Pod, plugin: str, later: Any
 ) -> None:
     node.cni(plugin, "ADD", network(plugin), netns=pod).succeeded()
@@ -283,9 +258,7 @@ def test_an_attachment_that_could_not_be_ended_costs_other_calls_no_waiting(node
         os.utime(node.path(UNENDED), (0, 0))
         with Injector(node) as injector:
             command = called("DEL", node, "macvlan", "", "c2")
-            outcome, trace = injector.record(command, "-e", "trace=clock_nanosleep,select,pselect6")
-        assert outcome.reply
-        outcome.reply.succeeded()
+            trace = traced(injector, command, "-e", "trace=clock_nanosleep,select,pselect6")
         assert "nanosleep" not in trace
         assert node.leases() == ["192.168.111.1"]
         assert node.path(UNENDED).stat().st_mtime > 0  # it is looked at again some time later, not by each call
@@ -299,18 +272,14 @@ def test_an_end_that_the_kernel_refused_is_brought_by_a_later_call(node: Node, p
     with Injector(node) as injector:
         refusal = ("-e", "trace=sendto", "-e", "inject=sendto:error=EIO")
         outcome, _ = injector.record(called("DEL", node, plugin, pod.path), *refusal)
-    assert outcome.reply
-    assert outcome.reply.status == 1
+    assert outcome.reply and outcome.reply.status == 1
     flush(node, plugin)
     assert (pod.view.names(), node.leftovers(), as_it_was(node)) == ([], [], before)
 
 
-@pytest.mark.parametrize(
-    ("plugin", "keeper"), [("macvlan", hidden), ("host-device", descriptor)], ids=["socket", "descriptor"]
-)
-def test_an_audit_calls_no_lease_dead_that_a_delete_would_not_free(
-    node: Node, pod: Pod, plugin: str, keeper: Any
-) -> None:
+@pytest.mark.parametrize("plugin", PLUGINS)
+def test_an_audit_calls_no_lease_dead_that_a_delete_would_not_free(node: Node, pod: Pod, plugin: str) -> None:
+    keeper: Any = hidden if plugin == "macvlan" else descriptor
     node.cni(plugin, "ADD", network(plugin), netns=pod).succeeded()
     with keeper(node, pod):
         node.delete_pod(pod)
@@ -341,9 +310,7 @@ def test_an_audit_calls_no_lease_dead_whose_delete_failed(node: Node, pod: Pod) 
 
 
 @pytest.mark.parametrize("plugin", WAITING)
-def test_an_address_stays_reserved_while_its_link_is_in_a_namespace_that_the_pod_has_made(
-    node: Node, pod: Pod, plugin: str
-) -> None:
+def test_an_address_stays_reserved_while_its_link_is_in_a_nested_namespace(node: Node, pod: Pod, plugin: str) -> None:
     node.cni(plugin, "ADD", network(plugin), netns=pod).succeeded()
     nested = node.namespace("nested")
     pod.view.move("net1", nested)
@@ -403,29 +370,35 @@ def called(verb: str, node: Node, plugin: str, pod: str, container: str = "c1") 
     return Command(node.executables / plugin, environ, json.dumps(network(plugin)).encode())
 
 
+def traced(injector: Injector, command: Command, *options: str) -> str:
+    """The trace of a call that succeeds."""
+    outcome, trace = injector.record(command, *options)
+    assert outcome.reply
+    outcome.reply.succeeded()
+    return trace
+
+
 @needs_strace
 @pytest.mark.parametrize("plugin", PLUGINS)
 def test_a_delete_opens_the_path_of_the_sandbox_once(node: Node, pod: Pod, plugin: str) -> None:
     """Between two looks another namespace may come to the path, or none be there any more."""
     node.cni(plugin, "ADD", network(plugin), netns=pod).succeeded()
     with Injector(node) as injector:
-        outcome, trace = injector.record(called("DEL", node, plugin, pod.path), "-e", "trace=open,openat")
-    assert outcome.reply
-    outcome.reply.succeeded()
+        trace = traced(injector, called("DEL", node, plugin, pod.path), "-e", "trace=open,openat")
     assert trace.count(f'"{pod.path}"') == 1
+
+
+WITHOUT_COOKIE = ("-e", "trace=getsockopt", "-e", "inject=getsockopt:error=ENOPROTOOPT")
 
 
 @needs_strace
 @pytest.mark.parametrize("plugin", PLUGINS)
-def test_without_cookies_a_late_delete_takes_nothing_from_the_namespace_that_has_the_inode_by_then(
+def test_without_cookies_a_late_delete_spares_the_namespace_that_has_the_inode(
     node: Node, pod: Pod, plugin: str
 ) -> None:
     """As on Linux before 5.14, where a namespace is known by its inode alone, which a later one gets."""
-    without_cookie = ("-e", "trace=getsockopt", "-e", "inject=getsockopt:error=ENOPROTOOPT")
     with Injector(node) as injector:
-        added, _ = injector.record(called("ADD", node, plugin, pod.path), *without_cookie)
-        assert added.reply is not None
-        added.reply.succeeded()
+        traced(injector, called("ADD", node, plugin, pod.path), *WITHOUT_COOKIE)
         node.delete_pod(pod)
         restored(node, plugin)
         other = node.pod("pod2")
@@ -439,32 +412,24 @@ def test_without_cookies_a_late_delete_takes_nothing_from_the_namespace_that_has
             node.host.add_veth("ens10", "ens10-peer")
             config["device"] = "ens10"
         node.cni(plugin, "ADD", config, netns=other, container_id="c2").succeeded()
-        deleted, _ = injector.record(called("DEL", node, plugin, pod.path), *without_cookie)
-        assert deleted.reply is not None
-        deleted.reply.succeeded()
-    assert other.view.names() == ["net1"]
-    assert node.leases() == ["192.168.111.2"]
+        traced(injector, called("DEL", node, plugin, pod.path), *WITHOUT_COOKIE)
+    assert (other.view.names(), node.leases()) == (["net1"], ["192.168.111.2"])
 
 
 @needs_strace
 @pytest.mark.parametrize("plugin", PLUGINS)
 def test_without_cookies_a_delete_ends_its_own_attachment(node: Node, pod: Pod, plugin: str) -> None:
     before = as_it_was(node)
-    without_cookie = ("-e", "trace=getsockopt", "-e", "inject=getsockopt:error=ENOPROTOOPT")
     with Injector(node) as injector:
         for verb in ("ADD", "DEL"):
-            outcome, _ = injector.record(called(verb, node, plugin, pod.path), *without_cookie)
-            assert outcome.reply
-            outcome.reply.succeeded()
+            traced(injector, called(verb, node, plugin, pod.path), *WITHOUT_COOKIE)
     assert (node.leftovers(), as_it_was(node)) == ([], before)
 
 
 # --- a chain of which another plugin fails for ever ---
 
 
-needs_sbr = pytest.mark.skipif(
-    not (GO_PLUGINS / "sbr").exists(), reason="needs the package containernetworking-plugins"
-)
+needs_sbr = pytest.mark.skipif(not (GO_PLUGINS / "sbr").exists(), reason="needs containernetworking-plugins")
 SBR = {"cniVersion": "1.0.0", "name": "rdma", "type": "sbr"}
 
 
