@@ -64,24 +64,14 @@ FORMS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "host bits": ({"range": "10.0.0.77/24"}, ["10.0.0.1/24", "10.0.0.2/24", "..."]),
     "/30": ({"range": "10.0.0.4/30"}, ["10.0.0.5/30", "10.0.0.6/30"]),
     "/31": ({"range": "10.0.0.4/31"}, ["10.0.0.4/31", "10.0.0.5/31"]),
-    "/32": ({"range": "10.0.0.4/32"}, ["10.0.0.4/32"]),
     "first-last": ({"range": "10.0.0.10-10.0.0.12/24"}, ["10.0.0.10/24", "10.0.0.11/24", "10.0.0.12/24"]),
-    "start and end": (
-        {"range": "10.0.0.0/24", "range_start": "10.0.0.9", "range_end": "10.0.0.10"},
-        ["10.0.0.9/24", "10.0.0.10/24"],
-    ),
     "exclude": (
         {"range": "10.0.0.0/28", "exclude": ["10.0.0.0/30", "10.0.0.5", "10.0.0.8/29"]},
         ["10.0.0.4/28", "10.0.0.6/28", "10.0.0.7/28"],
     ),
     "gateway": ({"range": "10.0.0.0/29", "gateway": "10.0.0.1"}, [f"10.0.0.{i}/29" for i in range(2, 7)]),
-    "IPv6 /64": ({"range": "fd00::/64"}, ["fd00::1/64", "fd00::2/64", "..."]),
-    "half of a /8 and more excluded": (
-        {"range": "10.0.0.0/8", "exclude": ["10.0.0.0/9", "10.128.0.0/10"]},
-        ["10.192.0.0/8", "..."],
-    ),
     "half of an IPv6 range excluded": ({"range": "caa5::/112", "exclude": ["caa5::/113"]}, ["caa5::8000/112", "..."]),
-    "excluded, and a node slice": (
+    "a node slice": (
         {"range": "10.0.0.0/24", "exclude": ["10.0.0.0/27"], "node_slice_size": "/26"},
         ["10.0.0.32/24", "..."],
     ),
@@ -89,7 +79,6 @@ FORMS: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"range": "caa5::/64", "range_start": "caa5:0:0:0:caa5::", "range_end": "caa5:0:0:0:caa5::1"},
         ["caa5::caa5:0:0:0/64", "caa5::caa5:0:0:1/64"],
     ),
-    "/126": ({"range": "fd00::4/126"}, ["fd00::5/126", "fd00::6/126"]),
     "/127": ({"range": "fd00::4/127"}, ["fd00::4/127", "fd00::5/127"]),
     "/128": ({"range": "fd00::4/128"}, ["fd00::4/128"]),
     "IPv6 first-last": ({"range": "fd00::ffff-fd00::1:0/64"}, ["fd00::ffff/64", "fd00::1:0/64"]),
@@ -107,8 +96,6 @@ def test_a_range_gives_what_it_says_to_the_last_address(node: Node, form: str) -
         assert add(node, config, f"c{number}") == [address]
     if whole:
         refused(node, config, 11, str(len(given)))
-        delete(node, config, "c0")
-        assert add(node, config, "again") == [given[0]]
 
 
 def test_each_of_several_ranges_gives_an_address_the_top_one_first(node: Node) -> None:
@@ -128,11 +115,7 @@ def test_each_of_several_ranges_gives_an_address_the_top_one_first(node: Node) -
 def test_static_addresses_are_appended_to_those_of_ranges(node: Node) -> None:
     static = [{"address": "10.9.0.5/24", "gateway": "10.9.0.1"}, {"address": "fd00:9::5/64"}]
     config = network({**RANGE, "addresses": static})
-    assert call(node, "ADD", config).succeeded()["ips"] == [
-        {"address": "192.168.111.1/24"},
-        {"address": "10.9.0.5/24", "gateway": "10.9.0.1"},
-        {"address": "fd00:9::5/64"},
-    ]
+    assert call(node, "ADD", config).succeeded()["ips"] == [{"address": "192.168.111.1/24"}, *static]
     only = network({"addresses": static})
     assert add(node, only, "c2") == ["10.9.0.5/24", "fd00:9::5/64"]
     delete(node, config)
@@ -144,37 +127,16 @@ def test_gateway_routes_and_names_are_in_the_result(node: Node) -> None:
     routes = [{"dst": "0.0.0.0/0"}, {"dst": "10.0.0.0/8", "gw": "192.168.111.9"}]
     dns = {"nameservers": ["192.168.111.8"], "domain": "example", "search": ["a", "b"], "options": ["ndots:1"]}
     config = network({**RANGE, "gateway": "192.168.111.254", "routes": routes, "dns": dns})
-    assert call(node, "ADD", config).succeeded() == {
-        "cniVersion": "1.1.0",
-        "ips": [{"address": "192.168.111.1/24", "gateway": "192.168.111.254"}],
-        "routes": routes,
-        "dns": dns,
-    }
-
-
-@pytest.mark.parametrize("version", ["0.2.0", "0.4.0", "1.1.0"])
-def test_the_result_has_the_form_of_its_version(node: Node, version: str) -> None:
-    config = network({"range": "10.1.0.0/24", "ipRanges": [{"range": "fd00:1::/64"}]}, version)
-    result = call(node, "ADD", config).succeeded()
-    assert result.pop("cniVersion") == version
-    assert result.pop("dns") == {}
-    if version < "0.3.0":
-        assert result == {"ip4": {"ip": "10.1.0.1/24"}, "ip6": {"ip": "fd00:1::1/64"}}
-    elif version < "1.0.0":
-        four, six = {"version": "4", "address": "10.1.0.1/24"}, {"version": "6", "address": "fd00:1::1/64"}
-        assert result == {"ips": [four, six]}
-    else:
-        assert result == {"ips": [{"address": "10.1.0.1/24"}, {"address": "fd00:1::1/64"}]}
+    ips = [{"address": "192.168.111.1/24", "gateway": "192.168.111.254"}]
+    assert call(node, "ADD", config).succeeded() == {"cniVersion": "1.1.0", "ips": ips, "routes": routes, "dns": dns}
 
 
 def test_an_exhausted_pool_is_named_with_size_and_use_and_the_way_to_look(node: Node) -> None:
     config = network({"range": "10.0.0.0/30"})
     for container in ("c1", "c2"):
         add(node, config, container)
-    before = node.leftovers()
     refused(node, config, 11, "10.0.0.0", "2", "railcni ipam leases")
     call(node, "STATUS", config).refused(50, "10.0.0.0", "2")
-    assert node.leftovers() == before
     delete(node, config)
     assert call(node, "STATUS", config).succeeded() is None
 
@@ -237,30 +199,24 @@ def test_adds_and_deletes_of_one_attachment_at_once_end_in_a_state_that_a_delete
 POLICY = "/etc/cni/net.d/whereabouts.d/railcni.json"
 
 
+OUTSIDE = "range 192.168.111.0/24 is not in ranges"
+
+
 @pytest.mark.parametrize(
     ("block", "policy", "words"),
     [
-        (
-            {},
-            {"ranges": ["10.0.0.0/8", "fd00::/16"]},
-            "range 192.168.111.0/24 is not in ranges (10.0.0.0/8, fd00::/16)",
-        ),
-        ({}, {"ranges": ["192.168.111.0/25"]}, "range 192.168.111.0/24 is not in ranges"),
-        ({}, {"ranges": []}, "range 192.168.111.0/24 is not in ranges (none)"),
+        ({}, {"ranges": ["10.0.0.0/8", "fd00::/16"]}, f"{OUTSIDE} (10.0.0.0/8, fd00::/16)"),
+        ({}, {"ranges": ["192.168.111.0/25"]}, OUTSIDE),
+        ({}, {"ranges": []}, f"{OUTSIDE} (none)"),
         ({"ipRanges": [{"range": "fd00::/64"}]}, {"ranges": ["192.168.0.0/16"]}, "range fd00::/64 is not in ranges"),
         ({"addresses": [{"address": "10.7.0.7/16"}]}, {"ranges": ["192.168.0.0/16"]}, "static address 10.7.0.7/16"),
-        (
-            {"network_name": "blue"},
-            {"networkNames": ["red", "red-*"]},
-            'ipam.network_name "blue" is not in networkNames',
-        ),
         ({}, {"networkNames": ["red"]}, 'ipam.network_name "" is not in networkNames (red)'),
         ({"network_name": "blue"}, {"networkNames": [""]}, 'ipam.network_name "blue" is not in networkNames ("")'),
         ({}, {"ranges": ["banana"]}, 'ranges ["banana"]: want a CIDR'),
     ],
 )
-def test_a_range_or_network_name_that_the_node_does_not_list_is_refused_and_what_has_one_is_deleted(
-    node: Node, block: dict[str, Any], policy: dict[str, Any], words: str
+def test_a_range_or_name_that_is_not_listed_is_refused_and_deleted(
+    node: Node, block: Any, policy: Any, words: str
 ) -> None:
     config = network({**RANGE, **block})
     result = call(node, "ADD", config).succeeded()
@@ -296,19 +252,13 @@ def test_one_range_under_two_network_names_is_two_pools(node: Node) -> None:
 
 
 # --- DEL, CHECK, GC ---
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"range": "10.0.0.0/24"},
-        {"range": "192.168.111.128/25"},
-        {"range": "nonsense"},
-        {"dataDir": "/var/lib/cni/railcni/stores/other"},
-        {"network_name": "blue"},
-        {"addresses": [{"address": "10.0.0.1/24"}], "range": None},
-        {"datastore": None},
-    ],
-    ids=json.dumps,
-)
+CHANGED: tuple[dict[str, Any], ...] = (
+    {"range": "10.0.0.0/24"}, {"range": "nonsense"}, {"dataDir": "/var/lib/cni/railcni/stores/other"},
+    {"network_name": "blue"}, {"addresses": [{"address": "10.0.0.1/24"}], "range": None}, {"datastore": None},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("changed", CHANGED, ids=json.dumps)
 def test_a_delete_finds_its_leases_after_the_configuration_has_changed(node: Node, changed: dict[str, Any]) -> None:
     add(node, network(RANGE))
     ended(node, network({**RANGE, **changed}), args=pod_args("pod-a"))
@@ -345,13 +295,9 @@ def test_a_kubernetes_pod_is_never_given_node_local_addresses_unasked(node: Node
     config, args = network({**RANGE, "datastore": None}), pod_args("pod-a")
     reply = call(node, "ADD", config, args=args)
     reply.refused(7, "datastore", "no store is named")
-    for path in (
-        "/etc/kubernetes/cni/net.d",
-        "/etc/cni/net.d",
-        "/host/etc/cni/net.d",
-        "/host/etc/kubernetes/cni/net.d",
-    ):
-        assert f"{path}/whereabouts.d/whereabouts.conf" in reply.msg + reply.document.get("details", "")
+    for top in ("/etc/kubernetes", "/etc", "/host/etc", "/host/etc/kubernetes"):
+        path = f"{top}/cni/net.d/whereabouts.d/whereabouts.conf"
+        assert path in reply.msg + reply.document.get("details", "")
     assert node.leftovers() == []
     delete(node, config, args=args)
 
@@ -382,16 +328,6 @@ def test_a_flat_file_fills_what_the_block_leaves_out(node: Node, path: str) -> N
     assert add(node, network({**block, **RANGE, "gateway": "192.168.111.1"}), "c2") == ["192.168.111.2/24"]
 
 
-def test_the_file_store_lies_where_data_dir_says(node: Node) -> None:
-    config = network({**RANGE, "dataDir": "/var/lib/cni/railcni/stores/elsewhere/leases"})
-    add(node, config)
-    assert node.leases("/var/lib/cni/railcni/stores/elsewhere/leases") == ["192.168.111.1"]
-    assert node.leases() == []
-    assert node.path("/var/lib/cni/railcni/stores/elsewhere/leases").stat().st_mode & 0o777 == 0o700
-    delete(node, config)
-    assert node.leases("/var/lib/cni/railcni/stores/elsewhere/leases") == []
-
-
 def test_state_is_for_root_alone(node: Node) -> None:
     add(node, network(RANGE))
     top = node.path(STATE)
@@ -405,8 +341,7 @@ def test_log_lines_carry_container_pod_and_interface(node: Node) -> None:
     add(node, config, "container-7", args=pod_args("pod-a"))
     delete(node, config, "container-7", args=pod_args("pod-a"))
     lines = node.path("/var/log/railcni/ipam.log").read_text().splitlines()
-    assert lines
-    assert all("container-7" in line and "ns/pod-a" in line and "net1" in line for line in lines)
+    assert lines and all("container-7" in line and "ns/pod-a" in line and "net1" in line for line in lines)
 
 
 def test_a_block_needs_no_type(node: Node) -> None:
@@ -425,9 +360,8 @@ def test_a_read_only_disk_is_named(node: Node) -> None:
     if node.is_warm:
         warm.end(node)  # an idle worker has the lease file open, and the kernel then refuses what follows
     node.run(["mount", "-o", "remount,ro", "/var/lib"]).check_returncode()
-    call(node, "ADD", config, container_id="c2").refused(5, STATE, "Read-only", "mount it writable")
-    call(node, "STATUS", config).refused(50, STATE, "Read-only", "mount it writable")
-    call(node, "DEL", config).refused(5, STATE, "Read-only", "mount it writable")
+    for verb, code, container in (("ADD", 5, "c2"), ("STATUS", 50, "c1"), ("DEL", 5, "c1")):
+        call(node, verb, config, container_id=container).refused(code, STATE, "Read-only", "mount it writable")
     node.run(["mount", "-o", "remount,rw", "/var/lib"]).check_returncode()
     assert node.leases() == before
     ended(node, config)

@@ -89,7 +89,7 @@ def test_leases_are_chosen_by_pool_node_pod_interface_and_container(cluster: Clu
     told = {
         "node": "node-7",
         "network": "rdma-net",
-        "sequence": 1_700_000_000_000_000_000,
+        "sequence": 1_700_000_000 * 10**9,
         "uid": "u9",
         "netns": "/run/netns/x",
     }
@@ -105,8 +105,8 @@ def test_leases_are_chosen_by_pool_node_pod_interface_and_container(cluster: Clu
     assert chosen("--node", "node-7") == chosen("--ifname", "net2") == chosen("--network", "rdma-net") == [IP(9)]
     assert chosen("--pod", "team/p2") == chosen("--container", "c2") == chosen("--container", "team/p2") == [IP(2)]
     (shown,) = cluster.read("show", "team/p9")
-    assert (shown["podUID"], shown["node"], shown["netns"]) == ("u9", "node-7", "/run/netns/x")
-    assert shown["created"] == "2023-11-14T22:13:20Z"
+    wanted = ["u9", "node-7", "/run/netns/x", "2023-11-14T22:13:20Z"]
+    assert [shown[key] for key in ("podUID", "node", "netns", "created")] == wanted
     assert cluster.read("show", IP(9)) == [shown]
     assert "pod team/none has no lease" in cluster.run("show", "team/none", code=1)
     cluster.run("show", "neither", code=2)
@@ -121,9 +121,12 @@ def test_an_audit_of_a_cluster_in_order_finds_nothing_and_reads_only(cluster: Cl
     cluster.lease(5, ipamclaimref="claim")
     assert cluster.audit(code=0) == [("lease-of-pending-pod", "keep", IP(4)), ("lease-of-ipamclaim", "keep", IP(5))]
     said = cluster.run("audit")
-    assert "5 leases, 1 pool, 5 reservations, 4 pods" in said
-    assert "kept, as it should be: 1 lease-of-pending-pod" in said
-    assert "nothing is wrong" in said
+    for words in (
+        "5 leases, 1 pool, 5 reservations, 4 pods",
+        "as it should be: 1 lease-of-pending",
+        "nothing is wrong",
+    ):
+        assert words in said
     assert {method for method, _, _ in cluster.server.seen} == {"GET"}
 
 
@@ -138,19 +141,13 @@ def test_an_audit_finds_what_is_wrong_and_reclaim_frees_what_is_dead(cluster: Cl
     cluster.reserve(7, "team/p7")
     cluster.server.run_pod("p8", IP(8))
     cluster.server.run_pod("p9", IP(1))
-    assert sorted(cluster.audit()) == sorted(
-        [
-            ("lease-of-pending-pod", "keep", IP(2)),
-            ("lease-without-pod", "reclaim", IP(3)),
-            ("lease-without-pod", "reclaim", IP(4)),
-            ("lease-of-ipamclaim", "keep", IP(5)),
-            ("lost-reservation", "restore", IP(6)),
-            ("reservation-without-lease", "reclaim", IP(7)),
-            ("pod-without-lease", "look", IP(8)),
-            ("pod-without-lease", "look", IP(1)),
-            ("duplicate-address", "look", IP(1)),
-        ]
-    )
+    assert sorted(cluster.audit()) == [
+        ("duplicate-address", "look", IP(1)), ("lease-of-ipamclaim", "keep", IP(5)),
+        ("lease-of-pending-pod", "keep", IP(2)), ("lease-without-pod", "reclaim", IP(3)),
+        ("lease-without-pod", "reclaim", IP(4)), ("lost-reservation", "restore", IP(6)),
+        ("pod-without-lease", "look", IP(1)), ("pod-without-lease", "look", IP(8)),
+        ("reservation-without-lease", "reclaim", IP(7)),
+    ]  # fmt: skip
     before = (cluster.offsets, cluster.reservations)
     assert sorted(cluster.reclaim("--dry-run")) == [("would free", IP(n)) for n in (3, 4, 7)]
     assert (cluster.offsets, cluster.reservations) == before
@@ -230,12 +227,6 @@ def made_anew(cluster: Cluster) -> None:
 UNDER: dict[str, tuple[Callable[[Cluster], None], str, Callable[[Cluster], None], list[int]]] = {
     "the lease moves": (lambda c: c.lease(1), "PATCH", lambda c: c.lease(1, id="new"), [1]),
     "the reservation is made anew": (lambda c: c.reserve(1, "team/p1"), "DELETE", made_anew, []),
-    "an ADD takes the reservation": (
-        lambda c: c.reserve(1, "team/p1"),
-        "DELETE",
-        lambda c: c.lease(1, "new", id="n"),
-        [1],
-    ),
     "an ADD takes both": (lambda c: c.lease(1), "DELETE", lambda c: c.lease(1, "new", id="n"), [1]),
 }
 
@@ -267,7 +258,6 @@ def test_an_attachment_that_comes_between_the_readings_is_no_finding(cluster: Cl
 
 def test_what_only_the_second_look_shows_is_no_finding(cluster: Cluster) -> None:
     cluster.lease(3)  # dead: so there is a second look
-
     lists = cluster.server.lists
 
     def between(method: str, resource: str, number: int) -> Any:
@@ -283,9 +273,8 @@ def test_what_must_not_be_read_is_said_and_pods_must_be(cluster: Cluster) -> Non
     cluster.lease(1)
     cluster.server.run_pod("p1", IP(1))
     cluster.server.forbidden = {("list", "nodes"), ("list", "network-attachment-definitions")}
-    document = cluster.read("audit")
-    assert len(document["unread"]) == 2
-    assert "forbids to list nodes" in document["unread"][1]
+    _, second = cluster.read("audit")["unread"]
+    assert "forbids to list nodes" in second
     cluster.server.forbidden = {("list", "pods")}
     said = cluster.run("audit", code=1)
     assert f"forbids to list pods in all namespaces: kubeconfig {cluster.kubeconfig} needs that right" in said
@@ -311,12 +300,6 @@ def test_a_report_of_another_store_or_none_is_refused(cluster: Cluster, tmp_path
         assert "of this version: make a new one by `railcni ipam audit --report FILE`\n" in said
     assert "cannot be read" in cluster.run("reclaim", "--from-report", "/none", code=1)
     cluster.run("reclaim", code=2)
-
-
-def test_pools_of_a_namespace_that_is_named_are_read(cluster: Cluster) -> None:
-    cluster.server.put("ippools", "elsewhere", "10.0.0.0-8", {"range": "10.0.0.0/8", "allocations": {}})
-    assert [p["pool"] for p in cluster.read("pools", "-n", "elsewhere")] == ["10.0.0.0-8"]
-    assert cluster.read("pools") == []
 
 
 def test_a_cluster_that_lacks_networks_and_slices_is_read_all_the_same(cluster: Cluster) -> None:
