@@ -36,6 +36,8 @@ from tests.stores.unwell import Unwell, ailing
 
 POOL, WIDE = "192.168.111.0-24", "fd00-111---64"
 NODE = "node-1"
+Patch = pytest.MonkeyPatch
+IPPOOLS, RESERVATIONS, ADDRESSES = "ippools", "overlappingrangeipreservations", "addressleases"
 TRIES = 30
 _prefixes = itertools.count()
 needs_etcd = pytest.mark.skipif(bool(etcd.unusable()), reason=etcd.unusable())
@@ -57,9 +59,8 @@ class Site:
         self.kubeconfig = self.server.kubeconfig(folder)
         self.records = Records(str(folder / "state"))
         self._etcd: EtcdStore | None = None
-        self.unwell: dict[
-            str, Unwell
-        ] = {}  # "api", "etcd": before the API server and the member that the command finds
+        # "api", "etcd": before the API server and the member that the command finds
+        self.unwell: dict[str, Unwell] = {}
 
     def close(self) -> None:
         self.server.close()
@@ -85,10 +86,8 @@ class Site:
         if kind in ("kubernetes", "addresslease"):
             if "api" not in self.unwell:
                 return f"{kind}:{self.kubeconfig}"
-            path = self.folder / "unwell.kubeconfig"
-            path.write_text(
-                Path(self.kubeconfig).read_text().replace(f":{self.server.port}", f":{self.unwell['api'].port}")
-            )
+            path, ports = self.folder / "unwell.kubeconfig", (f":{self.server.port}", f":{self.unwell['api'].port}")
+            path.write_text(Path(self.kubeconfig).read_text().replace(*ports))
             return f"{kind}:{path}"
         store_ref = self.store("etcd").record()
         flat = self.folder / "etcd.conf"
@@ -99,15 +98,19 @@ class Site:
 
     def lease(self, kind: str, n: int, container: str = "", pool: str = POOL) -> Lease:
         """The address N of a pool, of team/pN."""
-        base = "192.168.111.0" if pool == POOL else "fd00:111::"
-        family, value = parse_address(base)
-        where = (NODE, "boot-1", f"/run/netns/p{n}")
-        owner = Owner(
-            Attachment("rdma-net", container or f"c{n}", "net1"), ("team", f"p{n}", f"u{n}"), *where, 1000 + n
-        )
+        family, value = parse_address("192.168.111.0" if pool == POOL else "fd00:111::")
+        who, where = Attachment("rdma-net", container or f"c{n}", "net1"), (NODE, "boot-1", f"/run/netns/p{n}")
+        owner = Owner(who, ("team", f"p{n}", f"u{n}"), *where, 1000 + n)
         answer = self.store(kind).claim([Want(pool, family, value + n, "")], owner)
         assert isinstance(answer, Claimed)
         return answer.leases[0]
+
+    def filled(self, kind: str) -> list[tuple[Any, ...]]:
+        """Four leases in two pools of a store, and all that is known of them."""
+        for n in (1, 2, 7):
+            self.lease(kind, n)
+        self.lease(kind, 3, pool=WIDE)
+        return sorted(self.leases(kind))
 
     def leases(self, kind: str) -> list[tuple[Any, ...]]:
         """All that is known of each lease of a store."""
@@ -150,7 +153,7 @@ def _held(store: Store, lease: Lease) -> Lease:
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+def site(tmp_path: Path, monkeypatch: Patch) -> Iterator[Site]:
     monkeypatch.setattr(ipam_migrate, "STATE", str(tmp_path / "state"))
     monkeypatch.setattr(ipam_migrate, "DIRECTORY", str(tmp_path / "cache"))
     monkeypatch.setattr(ipam_migrate, "SECONDS", 2.0)
@@ -162,18 +165,13 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 @pytest.mark.parametrize(("source", "target"), PAIRS)
 def test_leases_arrive_with_all_that_is_known_of_them(site: Site, source: str, target: str) -> None:
-    for n in (1, 2, 7):
-        site.lease(source, n)
-    site.lease(source, 3, pool=WIDE)
-    before = site.leases(source)
-    assert len(before) == 4
+    before = site.filled(source)
     assert site.migrate(site.place(source), site.place(target), "--dry-run")["toCopy"] == 4
     assert target != "file" or not (site.folder / "leases").exists()
     assert site.leases(target) == []
     done = site.migrate(site.place(source), site.place(target))
     assert (done["copied"], done["there"], done["records"]) == (4, 0, 0)
-    assert sorted(site.leases(target)) == sorted(before)
-    assert site.leases(source) == before
+    assert sorted(site.leases(target)) == sorted(site.leases(source)) == before
     again = site.migrate(site.place(source), site.place(target))
     assert (again["copied"], again["there"]) == (0, 4)
     assert site.migrate(site.place(source), site.place(target), "--remove-source")["removed"] == 4
@@ -184,16 +182,12 @@ def test_leases_arrive_with_all_that_is_known_of_them(site: Site, source: str, t
 def test_leases_arrive_once_though_the_servers_are_ill(site: Site, source: str, target: str) -> None:
     """The command is called again until it succeeds. To etcd it does when the member has forgotten, after ten minutes, that a
     claim with an open outcome was forbidden."""
-    for n in (1, 2, 7):
-        site.lease(source, n)
-    site.lease(source, 3, pool=WIDE)
-    before = sorted(site.leases(source))
+    before = site.filled(source)
     with site.ill(source, target) as unwell:
         places = site.place(source), site.place(target)
+        argv = ("migrate", "--from", places[0], "--to", places[1], *site.of_node(*places), "--remove-source")
         for _ in range(TRIES):
-            said = run(
-                "migrate", "--from", places[0], "--to", places[1], *site.of_node(*places), "--remove-source", code=None
-            )
+            said = run(*argv, code=None)
             if not site.leases(source):
                 break
     assert (site.leases(source), sorted(site.leases(target))) == ([], before), said
@@ -222,32 +216,31 @@ def test_nothing_is_written_when_an_address_is_anothers_and_both_are_named(site:
     assert site.leases("kubernetes") == before
 
 
+def of_go(site: Site, **more: str) -> None:
+    """A lease of Go whereabouts."""
+    entry = {"id": "c5", "podref": "team/p5", "ifname": "net1", **more}
+    site.server.put("ippools", "kube-system", POOL, {"range": "192.168.111.0/24", "allocations": {"5": entry}})
+
+
+@needs_etcd
 def test_leases_of_go_whereabouts_arrive_with_the_network_of_their_nad(site: Site) -> None:
-    spec = {"range": "192.168.111.0/24", "allocations": {"5": {"id": "c5", "podref": "team/p5", "ifname": "net1"}}}
-    site.server.put("ippools", "kube-system", POOL, spec)
-    site.server.put(
-        "overlappingrangeipreservations",
-        "kube-system",
-        "192.168.111.5",
-        {"podref": "team/p5", "ifname": "net1"},
-        annotations={"railcni.io/lease": json.dumps({"node": NODE, "uid": "u5"})},  # but neither boot nor namespace
-    )
-    leases = [dict(lease) for lease in run("leases", "--kubeconfig", site.kubeconfig, data=True)]
-    assert leases[0]["network"] == ""
-    if etcd.unusable():
-        pytest.skip(etcd.unusable())
+    of_go(site)
+    spec, told = {"podref": "team/p5", "ifname": "net1"}, {"node": NODE, "uid": "u5"}  # but neither boot nor namespace
+    annotations = {"railcni.io/lease": json.dumps(told)}
+    site.server.put(RESERVATIONS, "kube-system", "192.168.111.5", spec, annotations=annotations)
+    (lease,) = run("leases", "--kubeconfig", site.kubeconfig, data=True)
+    assert dict(lease)["network"] == ""
     site.migrate(site.place("kubernetes"), site.place("etcd"))
     (found,) = site.store("etcd").find(Attachment("rdma-net", "c5", "net1"))
-    assert (found.pod, found.scope) == (("team", "p5", "u5"), "")
-    assert found.node == ""  # else its node would reclaim it as a lease of an earlier boot
+    # without a node: else its node would reclaim it as a lease of an earlier boot
+    assert (found.pod, found.scope, found.node) == (("team", "p5", "u5"), "", "")
     said = run("migrate", "--from", site.place("kubernetes"), "--to", f"file:{site.folder}/other", code=1)
     assert "a file store has the leases of one node" in said
 
 
 def test_a_lease_whose_network_cannot_be_told_is_named(site: Site) -> None:
     site.server.add_network("other-net")
-    spec = {"range": "192.168.111.0/24", "allocations": {"5": {"id": "c5", "podref": "team/p5", "ifname": "net1"}}}
-    site.server.put("ippools", "kube-system", POOL, spec)
+    of_go(site)
     argv = ("migrate", "--from", site.place("kubernetes"), "--to", "etcd:127.0.0.1:1")
     said = run(*argv, code=1)
     assert "the network of 192.168.111.5 of 192.168.111.0-24 (pod team/p5) is not known: 2 NADs name that pool" in said
@@ -255,30 +248,23 @@ def test_a_lease_whose_network_cannot_be_told_is_named(site: Site) -> None:
 
 
 def test_claims_of_ipamclaims_are_left_where_they_are(site: Site) -> None:
-    entry = {"id": "c5", "podref": "team/p5", "ifname": "net1", "ipamclaimref": "claim"}
-    site.server.put("ippools", "kube-system", POOL, {"range": "192.168.111.0/24", "allocations": {"5": entry}})
+    of_go(site, ipamclaimref="claim")
     said = run("migrate", "--from", site.place("kubernetes"), "--to", f"file:{site.folder}/x", code=1)
     assert "addresses of IPAMClaims cannot be kept elsewhere: 192.168.111.5" in said
 
 
 def test_records_of_this_node_name_the_new_store_so_that_del_finds_it(site: Site) -> None:
-    lease = site.lease("file", 1)
-    owner = Owner(lease.attachment, lease.pod, NODE, "boot-1", lease.netns, lease.sequence)
-    want = Want(lease.pool, lease.family, lease.value, "")
-    site.records.write(lease.attachment, PART, recorded_document(site.store("file").record(), [want], owner))
+    lease = recorded(site, "file", 1)
     foreign = Attachment("rdma-net", "c9", "net1")
     site.records.write(foreign, PART, recorded_document({"kind": "file", "path": "/elsewhere"}, [], Owner(foreign)))
     assert site.migrate(site.place("file"), site.place("kubernetes"))["records"] == 1
-    record = site.records.read(lease.attachment, PART)
-    assert record
+    record, untouched = (site.records.read(who, PART) or {} for who in (lease.attachment, foreign))
     assert record["store"] == {"kind": "kubernetes", "kubeconfig": site.kubeconfig, "pools": [POOL]}
-    (recorded,) = recorded_leases(lease.attachment, record)
-    assert recorded.key() == lease.key()
-    untouched = site.records.read(foreign, PART)
-    assert untouched and untouched["store"]["path"] == "/elsewhere"
+    assert [each.key() for each in recorded_leases(lease.attachment, record)] == [lease.key()]
+    assert untouched["store"]["path"] == "/elsewhere"
 
 
-def test_what_a_del_takes_away_meanwhile_is_taken_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_del_takes_away_meanwhile_is_taken_back(site: Site, monkeypatch: Patch) -> None:
     leases = [site.lease("file", n) for n in (1, 2)]
     copy = ipam_migrate._Migration._copy
 
@@ -292,8 +278,6 @@ def test_what_a_del_takes_away_meanwhile_is_taken_back(site: Site, monkeypatch: 
 
 
 # --- between the two stores of one cluster ---
-
-IPPOOLS, RESERVATIONS, ADDRESSES = "ippools", "overlappingrangeipreservations", "addressleases"
 
 
 def recorded(site: Site, kind: str, n: int) -> Lease:
@@ -345,7 +329,7 @@ def test_a_pool_that_has_moved_gives_no_address_and_says_where_they_are(site: Si
     assert closed and not re.match(r"[0-9a-f.:]+/[0-9]+$", closed["range"])  # what Go's net.ParseCIDR takes
 
 
-def test_an_add_that_comes_while_a_pool_is_moved_is_moved_too(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_add_that_comes_while_a_pool_is_moved_is_moved_too(site: Site, monkeypatch: Patch) -> None:
     site.lease("kubernetes", 1)
     close = ipam_move.Pools.close
     left = [2, 3]
@@ -390,10 +374,8 @@ KILLED = {  # the way, whether no IPPool is there, and whether the migration goe
 
 
 @pytest.mark.parametrize("case", quick_of(KILLED, *list(KILLED)[::2]))
-def test_a_migration_that_is_killed_at_any_change_leaves_each_range_in_one_store(
-    site: Site, monkeypatch: pytest.MonkeyPatch, case: tuple[tuple[str, str], bool, bool]
-) -> None:
-    """Without IPPools: the leases of a version that made none for AddressLeases."""
+def test_a_migration_that_is_killed_leaves_each_range_in_one_store(site: Site, monkeypatch: Patch, case: Any) -> None:
+    """At any change. Without IPPools: the leases of a version that made none for AddressLeases."""
     way, unmarked, back = case
     source, target = way
     request = Api._request
@@ -467,32 +449,25 @@ def cached(site: Site, container: str, ifname: str, pod: str) -> None:
     folder = site.folder / "cache" / "results"
     folder.mkdir(parents=True, exist_ok=True)
     document = {
-        "kind": "cniCacheV1",
-        "containerId": container,
-        "config": base64.b64encode(b"{}").decode(),
-        "ifName": ifname,
-        "networkName": "rdma-net",
-        "netns": f"/run/netns/{pod}",
+        "kind": "cniCacheV1", "containerId": container, "config": base64.b64encode(b"{}").decode(), "ifName": ifname,
+        "networkName": "rdma-net", "netns": f"/run/netns/{pod}", "result": {"cniVersion": "1.0.0", "ips": []},
         "cniArgs": [["K8S_POD_NAMESPACE", "team"], ["K8S_POD_NAME", pod], ["K8S_POD_UID", f"u-{pod}"]],
-        "result": {"cniVersion": "1.0.0", "ips": []},
-    }
+    }  # fmt: skip
     (folder / f"rdma-net-{container}-{ifname}").write_text(json.dumps(document))
 
 
 def test_host_locals_files_become_leases_with_the_pods_that_libcni_knows(site: Site) -> None:
-    hold(site, "192.168.111.2", "c1", "net1")
-    hold(site, "fd00:111::2", "c1", "net1")
-    hold(site, "192.168.111.9", "c9")
-    hold(site, "last_reserved_ip.0", "192.168.111.9")
-    hold(site, "lock", "")
+    for address in ("192.168.111.2", "fd00:111::2"):
+        hold(site, address, "c1", "net1")
+    for name, line in (("192.168.111.9", "c9"), ("last_reserved_ip.0", "192.168.111.9"), ("lock", "")):
+        hold(site, name, line)
     cached(site, "c1", "net1", "web")
     argv = ("--range", "192.168.111.0/24", "--range", "fd00:111::/64")
     source = f"host-local:{site.folder}/networks/rdma-net"
     assert site.migrate(source, site.place("file"), *argv)["copied"] == 3
     found = site.store("file").find(Attachment("rdma-net", "c1", "net1"))
-    assert [(f.pool, f.pod, f.netns, f.node) for f in found] == [
-        (pool, ("team", "web", "u-web"), "/run/netns/web", NODE) for pool in (POOL, WIDE)
-    ]
+    known = (("team", "web", "u-web"), "/run/netns/web", NODE)
+    assert [(f.pool, f.pod, f.netns, f.node) for f in found] == [(POOL, *known), (WIDE, *known)]
     (bare,) = site.store("file").find(Attachment("rdma-net", "c9", "eth0"))
     assert (bare.pod, bare.node) == (("", "", ""), "")
     assert site.migrate(source, site.place("file"), *argv, "--remove-source", "--dry-run")["toRemove"] == 3
@@ -507,15 +482,14 @@ def test_host_locals_subnets_must_be_named(site: Site) -> None:
     assert "has leases of no range that is named: 192.168.111.2" in said
 
 
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        (b"", "is empty"),
-        (b"\xff\xfe", "which names no container and interface"),
-        (b"c/1\r\neth0", 'says "c/1 eth0", which names no container and interface'),
-        (b"c1\r\na/b", 'says "c1 a/b", which names no container and interface'),
-    ],
-)
+NAMES_NONE = "which names no container and interface"
+FAULTY = [
+    (b"", "is empty"), (b"\xff\xfe", NAMES_NONE), (b"c/1\r\neth0", f'says "c/1 eth0", {NAMES_NONE}'),
+    (b"c1\r\na/b", f'says "c1 a/b", {NAMES_NONE}'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "why"), FAULTY)
 def test_a_file_of_host_local_that_names_no_container_is_told(site: Site, content: bytes, why: str) -> None:
     hold(site, "192.168.111.2", "c1")
     (site.folder / "networks/rdma-net/192.168.111.2").write_bytes(content)
