@@ -117,13 +117,8 @@ def test_the_agent_is_ready_when_the_plugins_run_and_says_what_is_wrong_when_not
 
 def test_doctor_runs_on_the_node_in_the_pod_that_kubectl_railcni_makes(node: Node, podman: Podman) -> None:
     install(podman)
-    agent = NodeAgent(
-        "n1",
-        "railcni-x",
-        "railcni",
-        {"containers": [{"name": "agent", "image": IMAGE, "args": [f"--plugin-dir={PLUGINS}"]}]},
-        "",
-    )
+    container = {"name": "agent", "image": IMAGE, "args": [f"--plugin-dir={PLUGINS}"]}
+    agent = NodeAgent("n1", "railcni-x", "railcni", {"containers": [container]}, "")
     node.master("ens7f0")
     spec = doctor_pod(agent, ["--output=json"])["spec"]
     (container,) = spec["containers"]

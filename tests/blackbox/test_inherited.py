@@ -37,7 +37,7 @@ INHERITED = {
         for ipams, ipam in enumerate(("anothers-ipam", "whereabouts"))
     ],
 )
-def test_a_call_is_served_whatever_its_caller_has_done_with_signals(
+def test_a_call_is_served_whatever_signals_its_caller_has_set(
     node: Node, plugin: str, ipam: str, inherited: str
 ) -> None:
     node.master()

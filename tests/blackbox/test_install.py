@@ -326,9 +326,7 @@ def test_an_install_that_is_killed_anywhere_leaves_what_works(plugins: Path, wor
 
 
 @pytest.mark.long
-def test_an_upgrade_that_is_killed_leaves_the_old_version_or_the_new(
-    plugins: Path, work: Path, bundles: Bundles
-) -> None:
+def test_an_upgrade_that_is_killed_leaves_one_version_or_the_other(plugins: Path, work: Path, bundles: Bundles) -> None:
     install(plugins, bundles[0], True)
 
     def check(folder: Path) -> None:
@@ -503,7 +501,7 @@ def test_a_changed_version_is_noticed_and_put_beside_anew(plugins: Path, bundles
 
 # --- the command ---
 @pytest.mark.skipif(bool(CHROOT), reason="a checkout's plugins need a host with Python: unset RAILCNI_CHROOT")
-def test_a_checkout_installs_the_plugins_for_its_own_python(
+def test_a_checkout_installs_plugins_for_its_own_python(
     node: Node, plugins: Path, tmp_path: Path, capfd: Capfd
 ) -> None:
     state = tmp_path / "state"
@@ -574,7 +572,7 @@ def test_status_as_another_user_says_that_the_attachments_are_not_known(
     assert re.search(r"^fault +.*Permission denied; run as root", table, re.M)
 
 
-def test_the_command_is_linked_and_goes_with_the_installation(
+def test_the_command_comes_and_goes_with_the_plugins(
     plugins: Path, work: Path, capfd: Capfd, monkeypatch: Patch
 ) -> None:
     links = work / "links"

@@ -215,9 +215,7 @@ OUTSIDE = "range 192.168.111.0/24 is not in ranges"
         ({}, {"ranges": ["banana"]}, 'ranges ["banana"]: want a CIDR'),
     ],
 )
-def test_a_range_or_name_that_is_not_listed_is_refused_and_deleted(
-    node: Node, block: Any, policy: Any, words: str
-) -> None:
+def test_a_range_or_name_that_is_not_listed_is_refused(node: Node, block: Any, policy: Any, words: str) -> None:
     config = network({**RANGE, **block})
     result = call(node, "ADD", config).succeeded()
     node.allow(**policy)

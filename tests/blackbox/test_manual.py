@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,10 +58,11 @@ def test_every_command_has_a_page_and_man_finds_no_fault_in_one_of_eight(share: 
     if shutil.which("man") is None:
         pytest.skip("the pages are whole; needs man to read them: apt-get install man-db")
     for path in list(pages.values())[::8]:  # one program writes all of them
-        argv = ["man", "--warnings", "--encoding=UTF-8", "--local-file", path]
-        done = subprocess.run(
-            argv, env={**os.environ, "MANWIDTH": "100", "MANPAGER": "cat"}, capture_output=True, text=True
+        argv, env = (
+            ["man", "--warnings", "--encoding=UTF-8", "--local-file", path],
+            {"MANWIDTH": "100", "MANPAGER": "cat"},
         )
+        done = subprocess.run(argv, env={**os.environ, **env}, capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, ""), path
         assert path.stem.replace("railcni-", "railcni ", 1).split()[0] in done.stdout
 
@@ -72,17 +74,17 @@ def test_the_command_prints_the_completion_also_of_a_checkout_without_make_manua
     assert done.stdout == (share / manual.SHELLS[shell]).read_text()
 
 
-@pytest.mark.parametrize(
-    ("maker", "said"),
-    [
-        pytest.param("import shtab_", "No module named 'shtab_': run `make` in {root}", id="a checkout without shtab"),
-        pytest.param("", "fish/vendor_completions.d/railcni.fish: No such file", id="nothing made"),
-        pytest.param(None, "{root}/share/fish/vendor_completions.d/railcni.fish: No such file", id="a bundle"),
-    ],
-)
-def test_a_completion_that_cannot_be_made_says_why(
-    maker: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+FISH = "fish/vendor_completions.d/railcni.fish: No such file"
+UNMADE = {  # the checkout's .ci/manual.py, if there is one, and the words
+    "a checkout without shtab": ("import shtab_", "No module named 'shtab_': run `make` in {root}"),
+    "nothing made": ("", FISH),
+    "a bundle": (None, "{root}/share/" + FISH),
+}
+
+
+@pytest.mark.parametrize("case", UNMADE)
+def test_a_completion_that_cannot_be_made_says_why(case: str, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    maker, said = UNMADE[case]
     if maker is not None:
         (tmp_path / ".ci").mkdir()
         (tmp_path / ".ci/manual.py").write_text(maker)
@@ -106,11 +108,8 @@ def test_a_shell_takes_its_completion(share: Path, shell: str) -> None:
 
 # What stands on the line, and one of the words that bash offers for its end.
 LINES = {
-    "railcni do": "doctor",
-    "railcni ipam l": "leases",
-    "railcni ipam leases --no": "--node",
-    "railcni status -o j": "json",
-}
+    "railcni do": "doctor", "railcni ipam l": "leases", "railcni ipam leases --no": "--node", "railcni status -o j": "json",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("line", LINES)

@@ -141,9 +141,7 @@ def test_DEL_knows_the_link_of_an_ADD_that_was_killed_before_it_wrote_down_its_l
 
 @pytest.mark.skipif(bool(unavailable()), reason=unavailable())
 @pytest.mark.parametrize("allowed", [True, False], ids=["a permitted one", "one that the policy forbids"])
-def test_a_master_that_is_replaced_before_the_link_is_made_is_looked_at_anew(
-    node: Node, pod: Pod, allowed: bool
-) -> None:
+def test_a_master_that_is_replaced_before_the_link_is_made_is_judged_anew(node: Node, pod: Pod, allowed: bool) -> None:
     node.host.add_veth("ens9", "ens9-peer")
     index = node.host.link("ens9").index
     allow(node, "ens9", *(["ens2f0"] if allowed else []))

@@ -248,9 +248,7 @@ def test_7_a_lease_of_go_is_freed_also_where_ours_refuses_the_keys(site: Site, k
     assert (site.held(), site.reserved(), site.cluster.recorded(RECORDS)) == ({kept: "go2"}, [kept], {})
 
 
-def test_7_a_server_that_is_away_keeps_no_refused_pod_from_ending(
-    site: Site, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_7_a_server_that_is_away_stops_no_refused_pods_end(site: Site, tmp_path: Path, monkeypatch: Patch) -> None:
     """7. Leave the pods that run."""
     monkeypatch.setattr(policy, "_current", policy.Policy({"configRoots": ["/"]}))
     address = site.go.call("ADD", "go1", "web-0").partition("/")[0]

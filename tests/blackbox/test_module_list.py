@@ -21,22 +21,14 @@ COSTLY = {
 }  # fmt: skip
 
 SHARED_STORES = (
-    "ipam.stores.addresslease*",
-    "ipam.stores.etcd*",
-    "ipam.stores.http",
-    "ipam.stores.served",
-    "ipam.stores.ippool*",
+    "ipam.stores.addresslease*", "ipam.stores.etcd*", "ipam.stores.http", "ipam.stores.served", "ipam.stores.ippool*",
     "ipam.stores.apiserver*",
-)
+)  # fmt: skip
 FILE_STORE = ("sqlite3", "ipam.stores.file")
 LINKS = (
-    "ctypes",
-    "cni.shared.kernel.links",
-    "cni.shared.kernel.netlink",
-    "cni.link.verbs",
-    "cni.link.verbs.attach",
+    "ctypes", "cni.shared.kernel.links", "cni.shared.kernel.netlink", "cni.link.verbs", "cni.link.verbs.attach",
     "cni.link.verbs.detach",
-)
+)  # fmt: skip
 DEVICES = ("cni.shared.kernel.sysfs", "cni.link.plugins.host_device")
 NETLINK_OF_ADD = ("cni.shared.kernel.ipconfig",)
 RESTORE = ("cni.link.plugins.host_device.restore", "cni.shared.kernel.link_sysctls")
@@ -106,20 +98,8 @@ def test_a_delete_where_there_is_nothing_loads_no_module_that_costs_a_pod_time(n
     found = loaded(node, node.executables / plugin, "DEL", config, pod)
     assert costly(found) == []
     assert of(found, (*FEATURES, *NETLINK_OF_ADD, *RESTORE, "cni.link.plugins.macvlan", "ipam")) == []
-    assert (
-        of(
-            found,
-            ("cni.link.plugins.rdma",)
-            if plugin == "sriov"
-            else (
-                "cni.link.plugins.host_device",
-                "cni.link.plugins.sriov",
-                "cni.link.verbs",
-                "cni.link.verbs.delegate",
-            ),
-        )
-        == []
-    )
+    of_links = ("cni.link.plugins.host_device", "cni.link.plugins.sriov", "cni.link.verbs", "cni.link.verbs.delegate")
+    assert of(found, ("cni.link.plugins.rdma",) if plugin == "sriov" else of_links) == []
 
 
 def test_the_rules_name_modules_that_exist() -> None:
@@ -147,14 +127,8 @@ def loaded(node: Node, launcher: Path, verb: str, config: dict[str, Any], pod: P
     it is neither of the standard library nor of this project."""
     script = launcher.parent.parent / "libexec" / launcher.name  # what a cold call runs
     interpreter = script.read_text().partition("\n")[0].removeprefix("#!").split()
-    environ = {
-        "CNI_COMMAND": verb,
-        "CNI_CONTAINERID": "c1",
-        "CNI_NETNS": pod.path,
-        "CNI_IFNAME": "net1",
-        "CNI_PATH": str(launcher.parent),
-    }
-
+    environ = {"CNI_COMMAND": verb, "CNI_CONTAINERID": "c1", "CNI_NETNS": pod.path, "CNI_IFNAME": "net1"}
+    environ["CNI_PATH"] = str(launcher.parent)
     done = node.run([*interpreter, "-c", _LISTING, str(script)], env=environ, stdin=json.dumps(config).encode())
     assert done.returncode == 0, done.stdout
     names = done.stderr.decode().rpartition("modules: ")[2].split()

@@ -33,10 +33,7 @@ OF_KUBERNETES = ("ipam.stores.ippool*", "ipam.stores.apiserver*")
 
 @pytest.mark.parametrize(
     ("server", "network", "others"),
-    [
-        ("member", test_etcd.network, OF_KUBERNETES),
-        ("api", test_kubernetes.network, ("ipam.stores.etcd*",)),
-    ],
+    [("member", test_etcd.network, OF_KUBERNETES), ("api", test_kubernetes.network, ("ipam.stores.etcd*",))],
     ids=["etcd", "kubernetes"],
 )
 def test_a_call_over_a_server_loads_of_pythons_modules_the_http_client_alone(

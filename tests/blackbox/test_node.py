@@ -48,8 +48,7 @@ def test_a_node_is_unseen_by_the_machine(node: Node) -> None:
     mounts = Path("/proc/self/mountinfo").read_text()
     node.master("ens2f0")
     node.pod("pod-of-a-test")
-    assert set(os.listdir("/sys/class/net")) == here
-    assert Path("/proc/self/mountinfo").read_text() == mounts
+    assert (set(os.listdir("/sys/class/net")), Path("/proc/self/mountinfo").read_text()) == (here, mounts)
     assert not Path("/run/netns/pod-of-a-test").exists()
     seen = node.run(["ls", "/sys/class/net"]).stdout.decode().split()
     assert {"ens2f0", "lo"} == set(seen)
@@ -61,16 +60,9 @@ def test_leftovers_names_whatever_is_there_or_missing(node: Node) -> None:
     assert node.leftovers() == []
     pod.view.add_veth("net1", "net2")
     node.host.add_veth("stray0", "stray1")
-    records = node.path(f"{STATE}/attachments")
-    records.mkdir(parents=True)
-    (records / "n:c1:net1:link").write_text("{}")
-    assert node.leftovers() == [
-        "file railcni/attachments/n:c1:net1:link",
-        "host: link stray0",
-        "host: link stray1",
-        "pod1: link net1",
-        "pod1: link net2",
-    ]
+    node.write(f"{STATE}/attachments/n:c1:net1:link", {})
+    links = ["host: link stray0", "host: link stray1", "pod1: link net1", "pod1: link net2"]
+    assert node.leftovers() == ["file railcni/attachments/n:c1:net1:link", *links]
     node.remember()
     node.host.delete("ens2f0")
     assert node.leftovers() == ["missing: host: link ens2f0"]

@@ -78,11 +78,9 @@ def agent(node: Node) -> None:
 
 
 def add(node: Node) -> None:
-    by(
-        node,
-        lambda: node.cni("macvlan", "ADD", MACVLAN, container_id="new", netns=node.pods.get("new") or node.pod("new")),
-    )
-    node.cni("macvlan", "DEL", MACVLAN, container_id="new", netns=node.pods["new"]).succeeded()
+    how = {"container_id": "new", "netns": node.pod("new")}
+    by(node, lambda: node.cni("macvlan", "ADD", MACVLAN, **how))
+    node.cni("macvlan", "DEL", MACVLAN, **how).succeeded()
 
 
 def delete(node: Node) -> None:
@@ -108,9 +106,7 @@ def gc(node: Node) -> None:
 
 
 @pytest.mark.parametrize("call", [flush, agent, gc, add, delete, add_of_another_network])
-def test_what_no_del_came_for_is_ended_by_the_command_the_agent_and_the_nodes_next_calls(
-    node: Node, call: Callable[[Node], None]
-) -> None:
+def test_what_no_del_came_for_is_ended_by_command_agent_or_next_calls(node: Node, call: Callable[[Node], None]) -> None:
     node.master()
     attached(node, MACVLAN, "kept")
     for pod in [attached(node, MACVLAN, f"c{i}") for i in range(12)]:
@@ -198,9 +194,7 @@ def calls(node: Node) -> None:
 
 @pytest.mark.parametrize("call", [flush, calls])
 @pytest.mark.parametrize("how", [kept_by_a_descriptor, directory_that_is_not_there, path_that_is_a_file])
-def test_an_attachment_stays_while_its_sandbox_may_be_there(
-    node: Node, how: Callable[[Node, Pod], Callable[[], None]], call: Callable[[Node], None]
-) -> None:
+def test_an_attachment_stays_while_its_sandbox_may_be_there(node: Node, how: Any, call: Callable[[Node], None]) -> None:
     node.master()
     end = how(node, attached(node, MACVLAN, "c1"))
     try:
@@ -274,9 +268,7 @@ def booted(node: Node, seconds: float) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "left"), [(60, ["c1"]), (3600, [])])
-def test_the_records_of_an_earlier_boot_wait_some_minutes_for_kubelets_del(
-    node: Node, seconds: float, left: list[str]
-) -> None:
+def test_records_of_an_earlier_boot_wait_minutes_for_kubelets_del(node: Node, seconds: float, left: list[str]) -> None:
     """Kubelet calls DEL without a namespace, then makes the pod's next sandbox, which has the pod's address."""
     node.master()
     for container, name in (("c0", "one"), ("c1", "two")):

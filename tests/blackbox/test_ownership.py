@@ -16,10 +16,7 @@ pytestmark = pytest.mark.forked
 
 WITH_HOST_LOCAL = {**L2, "ipam": {"type": "host-local", "subnet": "10.1.0.0/24"}}
 
-needs_go = pytest.mark.skipif(
-    not (GO_PLUGINS / "macvlan").exists(),
-    reason="needs the Go plugins in /usr/lib/cni: apt-get install containernetworking-plugins",
-)
+needs_go = pytest.mark.skipif(not (GO_PLUGINS / "macvlan").exists(), reason="needs containernetworking-plugins")
 
 
 @pytest.fixture
@@ -28,17 +25,12 @@ def pod(node: Node) -> Pod:
     return node.pod("pod1")
 
 
-@pytest.mark.parametrize(
-    "other", [{"container_id": "c2"}, {"config": {**L2, "name": "storage"}}], ids=["container", "network"]
-)
-def test_a_delete_of_another_attachment_spares_the_link_that_has_the_ifname(
-    node: Node, pod: Pod, other: dict[str, Any]
-) -> None:
+def test_a_delete_of_another_attachment_spares_the_link_that_has_the_ifname(node: Node, pod: Pod) -> None:
     node.cni("macvlan", "ADD", L2, netns=pod).succeeded()
     before = node.leftovers()
-    how = {"config": L2, "netns": pod, **other}
-    node.cni("macvlan", "DEL", how.pop("config"), **how).succeeded()
-    assert node.leftovers() == before
+    for container, config in (("c2", L2), ("c1", {**L2, "name": "storage"})):
+        node.cni("macvlan", "DEL", config, netns=pod, container_id=container).succeeded()
+        assert node.leftovers() == before
     node.ended("macvlan", L2, netns=pod)
 
 
@@ -49,38 +41,25 @@ def test_a_delete_whose_add_was_refused_spares_the_link_that_was_in_the_way(node
     assert "pod1: link net1" in node.leftovers()
 
 
-@pytest.mark.parametrize(
-    "network",
-    [{"type": "macvlan", "master": "ens2f0"}, {"type": "host-device", "device": "ens9"}],
-    ids=lambda network: network["type"],
-)
-def test_an_ifname_that_a_link_of_the_sandbox_has_is_refused_with_the_kind_of_that_link(
-    node: Node, pod: Pod, network: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize("plugin", ["macvlan", "host-device"])
+def test_an_ifname_that_a_link_of_the_sandbox_has_is_refused_with_its_kind(node: Node, pod: Pod, plugin: str) -> None:
     node.host.add_veth("ens9", "ens9-peer")
     pod.view.add_veth("net1", "peer1")
     before = node.leftovers()
-    config = {"cniVersion": "1.1.0", "name": "rail", **network}
+    config = {"cniVersion": "1.1.0", "name": "rail", "type": plugin, "master": "ens2f0", "device": "ens9"}
     said = "net1", "exists already", pod.path, "a veth link that this attachment did not make"
-    node.cni(network["type"], "ADD", config, netns=pod).refused(4, *said)
+    node.cni(plugin, "ADD", config, netns=pod).refused(4, *said)
     assert (node.leftovers(), node.host.link("ens9").name) == (before, "ens9")
 
 
-@pytest.mark.parametrize(
-    "selector",
-    [
-        {"device": "ens2f0"},
-        {"hwaddr": "02:00:00:00:09:09"},
-        {"kernelpath": "/sys/devices/pci0000:3a/0000:3b:00.0"},
-        {"pciBusID": "0000:3b:00.0"},
-        {"runtimeConfig": {"deviceID": "0000:3b:00.0"}},
-        {"runtimeConfig": {"deviceID": "mlx5_core.sf.4"}},
-    ],
-    ids=lambda selector: next(iter(selector.get("runtimeConfig", selector))),
-)
-def test_a_delete_without_a_record_spares_a_link_with_an_alias_that_is_not_the_selected_device(
-    node: Node, pod: Pod, selector: dict[str, Any]
-) -> None:
+SELECTORS: tuple[dict[str, Any], ...] = (
+    {"device": "ens2f0"}, {"hwaddr": "02:00:00:00:09:09"}, {"kernelpath": "/sys/devices/pci0000:3a/0000:3b:00.0"},
+    {"pciBusID": "0000:3b:00.0"}, {"runtimeConfig": {"deviceID": "mlx5_core.sf.4"}},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("selector", SELECTORS, ids=str)
+def test_a_delete_without_a_record_spares_a_link_with_another_alias(node: Node, pod: Pod, selector: Any) -> None:
     """Go's host-device gives a device its name on the host as alias; other programs write other texts there."""
     node.host.add_veth("other0", "other0-peer")
     node.host.move("other0", pod.view, ifname="net1", ifalias="other0")
@@ -90,9 +69,7 @@ def test_a_delete_without_a_record_spares_a_link_with_an_alias_that_is_not_the_s
 
 
 @needs_go
-def test_an_add_repeated_over_an_ipam_plugin_that_refuses_repetition_succeeds_and_leaves_one_address(
-    node: Node, pod: Pod
-) -> None:
+def test_an_add_repeated_over_an_ipam_plugin_that_refuses_repetition_leaves_one_address(node: Node, pod: Pod) -> None:
     node.cni("macvlan", "ADD", WITH_HOST_LOCAL, netns=pod).succeeded()
     again = node.cni("macvlan", "ADD", WITH_HOST_LOCAL, netns=pod)
     assert len(again.addresses) == 1
@@ -110,19 +87,17 @@ def test_an_add_repeated_with_another_ipam_plugin_gives_the_first_ones_address_b
     node.ended("macvlan", ours, netns=pod)
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "word"),
-    [
-        ({"mac": "02:00:00:00:00:01"}, {"mac": "02:00:00:00:00:01"}, "02:00:00:00:00:01"),
-        ({}, {"mode": "passthru"}, "passthru"),
-        ({"mode": "passthru"}, {"mode": "passthru"}, "passthru"),
-        ({"mode": "passthru"}, {}, "passthru"),
-    ],
-    ids=["MAC in use", "passthru beside bridge", "passthru beside passthru", "bridge beside passthru"],
-)
-def test_an_add_that_the_kernel_refuses_spares_the_pods_link_that_is_in_its_way(
-    node: Node, pod: Pod, first: dict[str, Any], second: dict[str, Any], word: str
-) -> None:
+MAC, PASSTHRU = {"mac": "02:00:00:00:00:01"}, {"mode": "passthru"}
+IN_THE_WAY: dict[str, tuple[dict[str, str], dict[str, str]]] = {
+    "MAC in use": (MAC, MAC), "passthru beside bridge": ({}, PASSTHRU),
+    "passthru beside passthru": (PASSTHRU, PASSTHRU), "bridge beside passthru": (PASSTHRU, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", IN_THE_WAY)
+def test_an_add_that_the_kernel_refuses_spares_the_link_in_its_way(node: Node, pod: Pod, case: str) -> None:
+    first, second = IN_THE_WAY[case]
+    word = MAC["mac"] if first is MAC else "passthru"
     node.cni("macvlan", "ADD", {**L2, **first}, netns=pod).succeeded()
     before = node.leftovers()
     other = {"container_id": "c2", "ifname": "net2", "netns": pod}

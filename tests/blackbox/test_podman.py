@@ -19,15 +19,7 @@ from tests.node import GO_PLUGINS, ROOT, Node
 
 BUSYBOX = Path("/bin/busybox")
 APPLETS = ("sh", "ip", "ping", "sleep")
-RUN = (
-    "--cgroups=disabled",
-    "--ulimit",
-    "nofile=1024:1024",
-    "--ulimit",
-    "nproc=1024:1024",
-    "--network",
-    "rdma-net-ipam",
-)
+RUN = ("--cgroups=disabled", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024", "--network=rdma-net-ipam")
 CONTAINERS_CONF = """
 [network]
 network_backend = "cni"
@@ -76,21 +68,18 @@ class Podman:
         self.networks = top / "net.d"
 
     def call(self, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-        return self.node.run(["podman", *arguments], env=self._environment(), stdin=stdin)
+        top = "/run/podman-test"
+        own = {
+            "HOME": top,
+            "CONTAINERS_CONF": f"{top}/containers.conf",
+            "CONTAINERS_STORAGE_CONF": f"{top}/storage.conf",
+        }
+        return self.node.run(["podman", *arguments], env={**(callers.PODMAN.unit or {}), **own}, stdin=stdin)
 
     def __call__(self, *arguments: str, stdin: bytes = b"") -> str:
         done = self.call(*arguments, stdin=stdin)
         assert done.returncode == 0, f"podman {' '.join(arguments)}: {done.stderr.decode()}"
         return done.stdout.decode()
-
-    @staticmethod
-    def _environment() -> dict[str, str]:
-        return {
-            **(callers.PODMAN.unit or {}),
-            "HOME": "/run/podman-test",
-            "CONTAINERS_CONF": "/run/podman-test/containers.conf",
-            "CONTAINERS_STORAGE_CONF": "/run/podman-test/storage.conf",
-        }
 
     def network(self, ipam: str) -> None:
         """Give it the network of our conflist, with this IPAM plugin."""
@@ -113,6 +102,10 @@ class Podman:
         self("run", "--detach", "--name", name, *RUN, "busybox", "/bin/sleep", "100")
 
 
+def address(podman: Podman, name: str) -> str:
+    return podman("exec", name, "/bin/ip", "address", "show", "dev", "eth0")
+
+
 @pytest.fixture
 def wired(node: Node) -> Node:
     node.master()
@@ -132,19 +125,17 @@ def test_two_containers_ping_each_other_and_leave_nothing(wired: Node, podman: P
     podman.network(ipam)
     for name in ("one", "two"):
         podman.start(name)
-    shown = podman("exec", "one", "/bin/ip", "address", "show", "dev", "eth0")
-    assert "mtu 9000" in shown
-    assert "inet 192.168.111.1/24 brd 192.168.111.255 scope global eth0" in shown
-    assert "inet 192.168.111.2/24" in podman("exec", "two", "/bin/ip", "address", "show", "dev", "eth0")
+    for words in ("mtu 9000", "inet 192.168.111.1/24 brd 192.168.111.255 scope global eth0"):
+        assert words in address(podman, "one")
+    assert "inet 192.168.111.2/24" in address(podman, "two")
     for size in ("56", "8972"):
-        assert " 0% packet loss" in podman(
-            "exec", "one", "/bin/ping", "-c", "1", "-W", "5", "-s", size, "192.168.111.2"
-        )
+        ping = ("/bin/ping", "-c", "1", "-W", "5", "-s", size, "192.168.111.2")
+        assert " 0% packet loss" in podman("exec", "one", *ping)
     if ipam == "whereabouts":
         assert wired.leases() == ["192.168.111.1", "192.168.111.2"]
     podman("rm", "--force", "--time", "0", "one")
     podman.start("three")  # gets the address that is free again
-    assert "inet 192.168.111." in podman("exec", "three", "/bin/ip", "address", "show", "dev", "eth0")
+    assert "inet 192.168.111." in address(podman, "three")
     podman("rm", "--all", "--force", "--time", "0")
     assert wired.leftovers(settle=5) == []
 
@@ -153,7 +144,7 @@ def test_a_container_restarts_on_its_network(wired: Node, podman: Podman) -> Non
     podman.network("whereabouts")
     podman.start("one")
     podman("restart", "--time", "0", "one")
-    assert "inet 192.168.111.1/24" in podman("exec", "one", "/bin/ip", "address", "show", "dev", "eth0")
+    assert "inet 192.168.111.1/24" in address(podman, "one")
     assert wired.leases() == ["192.168.111.1"]
     podman("rm", "--all", "--force", "--time", "0")
     assert wired.leftovers(settle=5) == []

@@ -70,23 +70,12 @@ def test_without_the_routing_a_rail_answers_for_another(node: Node) -> None:
 def test_check_finds_what_of_a_rail_is_not_as_add_left_it(node: Node) -> None:
     rails = Fabric(node, 2)
     pod = node.pod()
-    config = rails.network(
-        1,
-        ipam={
-            "type": "whereabouts",
-            "range": "192.168.1.0/24",
-            "gateway": "192.168.1.254",
-            "routes": [{"dst": "10.9.0.0/16"}],
-            "datastore": "file",
-        },
-        key={"addressing": "plain"},
-    )
+    ipam = {"type": "whereabouts", "datastore": "file", "range": "192.168.1.0/24", "gateway": "192.168.1.254"}
+    ipam["routes"] = [{"dst": "10.9.0.0/16"}]  # type: ignore[assignment]
+    config = rails.network(1, ipam=ipam, key={"addressing": "plain"})
     result = rails.cni("ADD", pod, 1, config).succeeded()
-    assert fabric.table(pod.view, 7001) == [
-        ("10.9.0.0/16", "192.168.1.254"),
-        ("192.168.1.0/24", ""),
-        ("default/0", "192.168.1.254"),
-    ]
+    routes = [("10.9.0.0/16", "192.168.1.254"), ("192.168.1.0/24", ""), ("default/0", "192.168.1.254")]
+    assert fabric.table(pod.view, 7001) == routes
     checked = {**config, "prevResult": result}
     rails.cni("CHECK", pod, 1, checked).succeeded()
     pod.view.set_sysctl("net/ipv4/conf/net1/arp_ignore", 0)
@@ -109,23 +98,21 @@ def test_a_device_that_is_moved_back_leaves_no_rule_of_either_family(node: Node)
     pod = node.pod()
     node.host.add_veth("ens9", "ens9-peer")
     node.remember()
-    ipam = {
-        "type": "static",
-        "addresses": [{"address": "192.168.3.7/24"}, {"address": "fd00:3::7/64", "gateway": "fd00:3::1"}],
-    }
+    addresses = [{"address": "192.168.3.7/24"}, {"address": "fd00:3::7/64", "gateway": "fd00:3::1"}]
+    store = (
+        {"type": "static"}
+        if node.path("/usr/lib/cni/static").exists()
+        else {"type": "whereabouts", "datastore": "file"}
+    )
     config: dict[str, Any] = {
         "cniVersion": "1.0.0", "name": "rail-3", "type": "host-device", "device": "ens9",
-        "rail": {"index": 3, "group": "gpu", "tableBase": 500}, "ipam": ipam,
+        "rail": {"index": 3, "group": "gpu", "tableBase": 500}, "ipam": {**store, "addresses": addresses},
     }  # fmt: skip
-    if not (node.path("/usr/lib/cni/static")).exists():
-        config["ipam"] = {**ipam, "type": "whereabouts", "datastore": "file"}
     node.cni("host-device", "ADD", config, netns=pod).succeeded()
     assert fabric.rules(pod.view) == [("192.168.3.7", 503), ("fd00:3::7", 503)]
     assert ("default/0", "fd00:3::1") in fabric.table(pod.view, 503)
     node.cni("host-device", "DEL", config, netns=pod).succeeded()
-    assert fabric.rules(pod.view) == []
-    assert fabric.table(pod.view, 503) == []
-    assert node.leftovers() == []
+    assert (fabric.rules(pod.view), fabric.table(pod.view, 503), node.leftovers()) == ([], [], [])
 
 
 def test_a_table_that_another_group_has_is_refused_by_its_key(node: Node) -> None:
@@ -134,9 +121,8 @@ def test_a_table_that_another_group_has_is_refused_by_its_key(node: Node) -> Non
     rails.cni("ADD", pod, 0).succeeded()
     other = rails.network(1, name="storage-0", key={"group": "storage", "index": 0})
     rails.cni("ADD", pod, 1, other).refused(7, "routing table 7000 is already in use", "rail.tableBase")
-    rails.cni(
-        "ADD", pod, 1, rails.network(1, name="storage-0", key={"group": "storage", "index": 0, "tableBase": 7100})
-    ).succeeded()
+    other["rail"]["tableBase"] = 7100
+    rails.cni("ADD", pod, 1, other).succeeded()
     assert fabric.rules(pod.view) == [("192.168.0.1", 7000), ("192.168.1.1", 7100)]
 
 
@@ -150,9 +136,7 @@ def test_all_faults_of_a_rail_are_told_at_once(node: Node) -> None:
     assert node.leftovers() == []
 
 
-@pytest.mark.skipif(
-    not (GO_PLUGINS / "host-local").exists(), reason="needs Debian's package containernetworking-plugins"
-)
+@pytest.mark.skipif(not (GO_PLUGINS / "host-local").exists(), reason="needs containernetworking-plugins")
 def test_the_addressing_of_a_rail_is_refused_beside_another_ipam_plugin(node: Node) -> None:
     rails = Fabric(node, 1)
     foreign = rails.network(0, ipam={"type": "host-local", "subnet": "192.168.0.0/24"})
@@ -166,21 +150,10 @@ PCI = "0000:{:x}8:00.0"
 def all_rails(rails: Fabric, device: str, key: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
     """One network that is every rail, with the device that was allocated, as Multus passes it."""
     ranges = [{"range": f"192.168.{r}.0/24", "gateway": f"192.168.{r}.1"} for r in range(rails.count)]
-    rail = {
-        "group": "gpu",
-        "addressing": "same-index",
-        "ranges": ranges,
-        "nics": [PCI.format(r) for r in range(rails.count)],
-    }
+    nics = [PCI.format(r) for r in range(rails.count)]
+    rail = {"group": "gpu", "addressing": "same-index", "ranges": ranges, "nics": nics, **(key or {})}
     ipam = {"type": "whereabouts", "datastore": "file", **more.pop("ipam", {})}
-    network = {
-        "cniVersion": "1.1.0",
-        "name": "gpu",
-        "type": "macvlan",
-        "mtu": 4200,
-        "rail": {**rail, **(key or {})},
-        "ipam": ipam,
-    }
+    network = {"cniVersion": "1.1.0", "name": "gpu", "type": "macvlan", "mtu": 4200, "rail": rail, "ipam": ipam}
     return {**network, **({"deviceID": device} if device else {}), **more}
 
 
@@ -202,9 +175,8 @@ def test_one_network_gives_each_allocated_nic_the_subnet_of_its_rail_and_the_sam
     networks = {number: all_rails(rails, f"{PCI.format(rail)}-{number}", key) for number, rail in enumerate(order)}
     results = {number: rails.cni("ADD", pod, number, network).succeeded() for number, network in networks.items()}
     for number, rail in enumerate(order):
-        assert [(ip["address"], ip["gateway"]) for ip in results[number]["ips"]] == [
-            (f"192.168.{rail}.2/24", f"192.168.{rail}.1")
-        ]
+        (ip,) = results[number]["ips"]
+        assert (ip["address"], ip["gateway"]) == (f"192.168.{rail}.2/24", f"192.168.{rail}.1")
         assert pod.view.link(f"net{number}").lower == node.host.link(f"eth_r{rail}").index
         assert fabric.table(pod.view, 7000 + rail) == [(f"192.168.{rail}.0/24", ""), ("default/0", f"192.168.{rail}.1")]
         rails.cni("CHECK", pod, number, {**networks[number], "prevResult": results[number]}).succeeded()
@@ -216,30 +188,21 @@ def test_one_network_gives_each_allocated_nic_the_subnet_of_its_rail_and_the_sam
     assert node.leftovers() == []
 
 
-@pytest.mark.parametrize(
-    ("device", "more", "words"),
-    [
-        ("", {}, ("rail.nics need a deviceID", "k8s.v1.cni.cncf.io/resourceName")),
-        ("0000:99:00.0", {}, ('deviceID "0000:99:00.0"', "0000:08:00.0, 0000:18:00.0", "resourceName")),
-        (
-            PCI.format(1),
-            {"key": {"index": 0}},
-            ("is on the NIC of rail 1 (0000:18:00.0)", "rail.index is 0", "resourceName"),
-        ),
-        (PCI.format(1), {"master": "eth_r0"}, ("master is of one rail", "remove it")),
-        (PCI.format(1), {"ipam": {"range": "192.168.0.0/24"}}, ("ipam.range is of one rail", "remove it")),
-        (PCI.format(1), {"key": {"addressing": "plain"}}, ("rail.nics", "same-index")),
-        (
-            PCI.format(1),
-            {"key": {"nics": [PCI.format(r) for r in range(3)]}},
-            ("rail.nics", "are 3, and rail.ranges 2"),
-        ),
-        (PCI.format(1), {"key": {"nics": [PCI.format(1)] * 2}}, ("rail.nics", "have a NIC twice")),
-    ],
-)
-def test_a_device_that_is_of_none_of_the_networks_rails_is_refused(
-    node: Node, device: str, more: dict[str, Any], words: tuple[str, ...]
-) -> None:
+ONE = PCI.format(1)
+OF_NO_RAIL: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
+    ("", {}, ("rail.nics need a deviceID", "k8s.v1.cni.cncf.io/resourceName")),
+    ("0000:99:00.0", {}, ('deviceID "0000:99:00.0"', "0000:08:00.0, 0000:18:00.0", "resourceName")),
+    (ONE, {"key": {"index": 0}}, ("is on the NIC of rail 1 (0000:18:00.0)", "rail.index is 0", "resourceName")),
+    (ONE, {"master": "eth_r0"}, ("master is of one rail", "remove it")),
+    (ONE, {"ipam": {"range": "192.168.0.0/24"}}, ("ipam.range is of one rail", "remove it")),
+    (ONE, {"key": {"addressing": "plain"}}, ("rail.nics", "same-index")),
+    (ONE, {"key": {"nics": [PCI.format(r) for r in range(3)]}}, ("rail.nics", "are 3, and rail.ranges 2")),
+    (ONE, {"key": {"nics": [ONE] * 2}}, ("rail.nics", "have a NIC twice")),
+]
+
+
+@pytest.mark.parametrize(("device", "more", "words"), OF_NO_RAIL)
+def test_a_device_of_none_of_the_networks_rails_is_refused(node: Node, device: str, more: Any, words: Any) -> None:
     rails = allocated(node, 2)
     pod = node.pod()
     network = all_rails(rails, device, **more)

@@ -61,9 +61,7 @@ def test_every_bad_value_is_named_beside_those_of_the_plugin(node: Node, pod: Po
 
 
 @each_and("rdma", [True, {"required": True}], ids=str, plugins=LINKS)
-def test_a_verbs_device_that_is_required_and_not_there_is_refused(
-    node: Node, pod: Pod, plugin: str, rdma: object
-) -> None:
+def test_a_verbs_device_that_is_required_and_missing_is_refused(node: Node, pod: Pod, plugin: str, rdma: Any) -> None:
     netdev = {"macvlan": "ens2f0", "host-device": "ens9"}[plugin]
     config = network(plugin, rdma=rdma)
     node.cni(plugin, "ADD", config, netns=pod).refused(7, "rdma", "required", netdev, "no verbs device", "mlx5_ib")
@@ -79,9 +77,8 @@ def test_a_master_in_the_sandbox_is_looked_at_there(node: Node, pod: Pod) -> Non
     assert node.leftovers() == []
 
 
-def test_over_a_nic_the_result_and_the_device_info_file_name_its_pci_function_whoever_gave_the_address(
-    node: Node, tmp_path: Path
-) -> None:
+def test_over_a_nic_the_result_and_the_device_info_file_name_its_pci_function(node: Node, tmp_path: Path) -> None:
+    """Whoever gave the address."""
     node.master()
     tree = Tree(tmp_path)
     tree.pci("0000:3b:00.0", above=["0000:3a:00.0"], driver="mlx5_core")

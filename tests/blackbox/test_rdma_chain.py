@@ -1,7 +1,6 @@
 """rdma, the chained plugin, where there is no RDMA: what it refuses, and that it ends whatever is there to be ended."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,8 @@ pytestmark = pytest.mark.forked
 CACHE = "/var/lib/cni/rdma"
 RESULT = {"cniVersion": "1.1.0", "interfaces": [{"name": "net1", "sandbox": "/run/netns/pod1"}], "ips": []}
 
-without_rdma = pytest.mark.skipif(
-    Path("/sys/class/infiniband").exists(),
-    reason="this kernel has RDMA: tests/lab/test_rdma_chain.py shows what comes of that",
-)
+HAS_RDMA = "this kernel has RDMA: tests/lab/test_rdma_chain.py shows what comes of that"
+without_rdma = pytest.mark.skipif(Path("/sys/class/infiniband").exists(), reason=HAS_RDMA)
 
 
 def network(version: str = "1.1.0", **more: Any) -> dict[str, Any]:
@@ -51,16 +48,15 @@ def test_the_first_plugin_of_a_chain_cannot_be_rdma(node: Node, pod: Pod) -> Non
     assert node.leftovers() == []
 
 
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        ({"deviceID": 7}, ["deviceID 7", "string"]),
-        ({"deviceID": "../x"}, ["deviceID", "without /"]),
-        ({"verbsDevice": "a/b"}, ["verbsDevice", "without /"]),
-        ({"runtimeConfig": {"deviceID": ["x"]}}, ["runtimeConfig.deviceID", "string"]),
-    ],
-    ids=json.dumps,
-)
+WRONG: list[tuple[dict[str, Any], list[str]]] = [
+    ({"deviceID": 7}, ["deviceID 7", "string"]),
+    ({"deviceID": "../x"}, ["deviceID", "without /"]),
+    ({"verbsDevice": "a/b"}, ["verbsDevice", "without /"]),
+    ({"runtimeConfig": {"deviceID": ["x"]}}, ["runtimeConfig.deviceID", "string"]),
+]
+
+
+@pytest.mark.parametrize(("config", "words"), WRONG, ids=json.dumps)
 def test_a_key_that_is_wrong_is_named(node: Node, pod: Pod, config: dict[str, Any], words: list[str]) -> None:
     node.cni("rdma", "ADD", network(**config), netns=pod).refused(7, *words)
     node.cni("rdma", "STATUS", network(**config)).refused(7, *words)
@@ -79,10 +75,9 @@ def test_gc_takes_a_list_of_what_stays_and_nothing_else(node: Node, pod: Pod) ->
 
 
 def test_what_gos_plugin_has_kept_goes_with_its_attachment(node: Node, pod: Pod) -> None:
-    path = node.path(f"{CACHE}/vfs-c1-net1")
-    path.parent.mkdir(mode=0o700, parents=True)
-    path.write_text(json.dumps({"version": "1.0", "deviceID": "0000:3b:00.2", "containerRdmaDevName": "mlx5_3"}))
-    os.chmod(path, 0o600)
+    kept = {"version": "1.0", "deviceID": "0000:3b:00.2", "containerRdmaDevName": "mlx5_3"}
+    path = node.write(f"{CACHE}/vfs-c1-net1", kept)
+    path.parent.chmod(0o700)
     node.ended("rdma", network(), netns="/run/netns/gone")
     path.write_text("{}")
     node.cni("rdma", "DEL", network(), netns=pod).refused(5, f"{CACHE}/vfs-c1-net1", "Go's rdma-cni")

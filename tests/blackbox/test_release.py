@@ -32,9 +32,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (top / "cni").mkdir()
     for name in ("cni/__init__.py", "pyproject.toml", "README.md"):
         shutil.copy(PROJECT / name, top / name)
-    (top / "CHANGELOG.md").write_text(
-        f"# Changes\n\n## 9.9.9\n\nlater\n\n## {VERSION} (2026)\n\n- new\n\n## 0.0.1\n\nold\n"
-    )
+    changes = f"# Changes\n\n## 9.9.9\n\nlater\n\n## {VERSION} (2026)\n\n- new\n\n## 0.0.1\n\nold\n"
+    (top / "CHANGELOG.md").write_text(changes)
     urls = "".join(f'{name} = "https://git.example.com/{name.lower()}"\n' for name in release.URLS)
     with (top / "pyproject.toml").open("a") as file:
         file.write(f"\n[project.urls]\n{urls}")
@@ -106,16 +105,12 @@ def test_a_release_has_all_parts_and_their_checksums(project: Path, bundles: lis
     folder = build(project, bundles)
     names = {path.name for path in folder.iterdir()}
     assert names == {
-        "SHA256SUMS",
-        f"CHANGES-{VERSION}.md",
-        "railcni.yaml",
-        "provenance.json",
-        f"railcni-chart-{VERSION}.tgz",
+        "SHA256SUMS", f"CHANGES-{VERSION}.md", "railcni.yaml", "provenance.json", f"railcni-chart-{VERSION}.tgz",
         f"railcni-kubernetes-{VERSION}.tar.gz",
         *(f"{name}-{VERSION}.oci.tar" for name in DIGESTS),
         *(f"railcni-{VERSION}-linux-{m}.{end}" for m in ("x86_64", "aarch64") for end in ("tar.gz", "spdx.json")),
         *(f"kubectl-railcni-{VERSION}-linux-{m}.tar.gz" for m in ("x86_64", "aarch64")),
-    }
+    }  # fmt: skip
     for line in (folder / "SHA256SUMS").read_text().splitlines():
         digest, _, name = line.partition("  ")
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
@@ -226,9 +221,7 @@ def test_krew_accepts_the_manifest(project: Path, bundles: list[Path]) -> None:
     assert not is_accepted(manifest, "railcni.krew.yaml")
 
 
-def test_krew_gets_an_archive_of_each_bundle_with_the_plugin_a_licence_and_no_link(
-    project: Path, bundles: list[Path]
-) -> None:
+def test_krew_gets_an_archive_of_each_bundle_with_a_licence_and_no_link(project: Path, bundles: list[Path]) -> None:
     """krew unpacks files and folders, and refuses an archive that has anything else."""
     folder = build(project, bundles)
     manifest = yaml.safe_load((folder / "railcni.yaml").read_text())
@@ -245,26 +238,14 @@ def test_krew_gets_an_archive_of_each_bundle_with_the_plugin_a_licence_and_no_li
 
 
 @needs("helm", "`.ci/helm` puts it into build/tools")
-def test_helm_takes_the_chart_of_the_release_and_renders_what_the_checkout_does(
-    project: Path, bundles: list[Path], tmp_path: Path
-) -> None:
+def test_helm_renders_the_chart_of_the_release_as_that_of_the_checkout(project: Path, bundles: list[Path]) -> None:
     file = build(project, bundles) / f"railcni-chart-{VERSION}.tgz"
     with tarfile.open(file) as tar:
         assert all(member.isfile() or member.isdir() for member in tar)  # a link would lead out of the chart
-    of_file, of_checkout = (
-        run(
-            "helm",
-            "template",
-            "x",
-            str(chart),
-            "--namespace=railcni",
-            "--set=metrics.dashboard=true,image.repository=r/x,nodeSelector=null",
-            f"--set=image.digest={DIGESTS['railcni']}",
-        )
-        for chart in (file, PROJECT / "conf/charts/railcni")
-    )
-    assert of_file.returncode == 0, of_file.stderr
-    assert of_file.stdout == of_checkout.stdout
+    values = "--set=metrics.dashboard=true,image.repository=r/x,nodeSelector=null,image.digest=" + DIGESTS["railcni"]
+    charts = (file, PROJECT / "conf/charts/railcni")
+    of_file, of_checkout = (run("helm", "template", "x", str(chart), "--namespace=railcni", values) for chart in charts)
+    assert (of_file.returncode, of_file.stdout) == (0, of_checkout.stdout), of_file.stderr
 
 
 def test_a_release_without_its_changes_or_of_two_versions_is_refused(project: Path, bundles: list[Path]) -> None:
@@ -278,9 +259,7 @@ def test_a_release_without_its_changes_or_of_two_versions_is_refused(project: Pa
 
 
 @pytest.mark.parametrize("missing", release.URLS)
-def test_a_release_that_says_not_where_it_is_published_is_refused(
-    project: Path, bundles: list[Path], missing: str
-) -> None:
+def test_a_release_that_says_not_where_it_is_is_refused(project: Path, bundles: list[Path], missing: str) -> None:
     file = project / "pyproject.toml"
     file.write_text(file.read_text().replace(f"\n{missing} = ", "\nOther = "))
     with pytest.raises(release.CannotBuild, match=rf"\[project.urls\] {missing}, such as {missing} ="):
@@ -304,16 +283,13 @@ def image(bundles: list[Path], output: Path, *options: str) -> subprocess.Comple
     return subprocess.run([*IMAGE, *named, *options, "--output", output], cwd=ROOT, capture_output=True, text=True)
 
 
-needs_builder = pytest.mark.skipif(
-    not shutil.which("podman") and not shutil.which("buildah"), reason="needs buildah: apt-get install buildah"
-)
+builders = shutil.which("podman"), shutil.which("buildah")
+needs_builder = pytest.mark.skipif(not any(builders), reason="needs buildah: apt-get install buildah")
 
 
 @pytest.mark.long
 @needs_builder
-def test_an_image_of_both_architectures_holds_the_bundles_and_is_the_same_each_time(
-    bundles: list[Path], tmp_path: Path
-) -> None:
+def test_an_image_of_both_architectures_holds_the_bundles_each_time_alike(bundles: list[Path], tmp_path: Path) -> None:
     done = [image(bundles, tmp_path / name) for name in ("one", "two")]
     assert [one.returncode for one in done] == [0, 0], done[0].stderr
     files = [tmp_path / name / f"railcni-{VERSION}.oci.tar" for name in ("one", "two")]
@@ -356,19 +332,18 @@ def test_an_image_has_the_layers_of_the_base_that_is_named(bundles: list[Path], 
     assert [len(blob["layers"]) for blob in found if "layers" in blob] == [2]
 
 
+UNFIT: dict[str, tuple[tuple[int, ...], str]] = {  # machines and version of the bundles
+    "is for amd64 too: give one bundle of each architecture": ((62, 62), VERSION),
+    f"is of version 0.0.9, not {VERSION}: make it again": ((62,), "0.0.9"),
+    "is for no known machine: want amd64 or arm64": ((40,), VERSION),
+    "is no bundle: `make bundle` makes one": ((), VERSION),
+}
+
+
 @needs_builder
-@pytest.mark.parametrize(
-    ("machines", "version", "fault"),
-    [
-        ((62, 62), VERSION, "is for amd64 too: give one bundle of each architecture"),
-        ((62,), "0.0.9", f"is of version 0.0.9, not {VERSION}: make it again"),
-        ((40,), VERSION, "is for no known machine: want amd64 or arm64"),
-        ((), VERSION, "is no bundle: `make bundle` makes one"),
-    ],
-)
-def test_what_is_no_bundle_of_this_version_is_in_no_image(
-    tmp_path: Path, machines: tuple[int, ...], version: str, fault: str
-) -> None:
+@pytest.mark.parametrize("fault", UNFIT)
+def test_what_is_no_bundle_of_this_version_is_in_no_image(tmp_path: Path, fault: str) -> None:
+    machines, version = UNFIT[fault]
     bundles = [bundle_of(tmp_path / str(n), machine, version) for n, machine in enumerate(machines)] or [tmp_path]
     done = image(bundles, tmp_path)
     assert done.returncode == 1

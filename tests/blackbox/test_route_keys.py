@@ -42,17 +42,13 @@ def is_refused(key: str, value: Any, family: int, has_gateway: bool) -> bool:
     return key == "scope" and (value == 255 or (value >= 253 and has_gateway and family == 4))
 
 
+# Of 1.0.0 the prevResult has of a route `dst` and `gw` alone.
+KEYS = [*((key.name, "1.1.0") for key in ROUTE_KEYS), ("table", "1.0.0")]
+
+
 @pytest.mark.parametrize("family", [4, 6])
-@pytest.mark.parametrize(
-    ("key", "version"),
-    [
-        *((key.name, "1.1.0") for key in ROUTE_KEYS),
-        ("table", "1.0.0"),  # the prevResult of which has of a route `dst` and `gw` alone
-    ],
-)
-def test_a_route_is_set_and_found_again_with_every_value_of_its_keys_or_refused(
-    node: Node, key: str, version: str, family: int
-) -> None:
+@pytest.mark.parametrize(("key", "version"), KEYS)
+def test_a_route_is_set_and_found_with_every_value_or_refused(node: Node, key: str, version: str, family: int) -> None:
     node.master()
     pod = node.pod()
     ways = (("", False), (NEIGHBOURS[family], False), ("", True))
@@ -87,24 +83,22 @@ def test_a_number_that_no_route_can_have_is_refused_when_another_ipam_plugin_giv
     assert "net1" not in pod.view.names()
 
 
-@pytest.mark.parametrize(
-    "routes",
-    [
-        [{"dst": "fd00:8::9/64"}],
-        [{"dst": "FD00:0008::/64", "gw": "FD00:0111::FE"}],
-        [{"dst": "fd00:8::/64", "mtu": 1400}, {"dst": "fd00:8::/64", "mtu": 1300}],
-        [{"dst": "fd00:8::/64", "mtu": 1400}, {"dst": "fd00:8::/64", "mtu": 1300, "priority": 1024, "table": 254}],
-        [{"dst": "fd00:8::/64", "mtu": 1400}, {"dst": "fd00:8::/64", "gw": "fd00:111::fe", "mtu": 1300}],
-        [{"dst": "10.8.0.0/16", "mtu": 1400}, {"dst": "10.8.0.0/16", "mtu": 1300}],
-    ],
-    ids=["host bits", "another spelling", "twice", "twice by number", "two next hops", "twice in IPv4"],
-)
-def test_the_routes_of_another_ipam_plugin_are_found_as_the_kernel_keeps_them(
-    node: Node, routes: list[dict[str, Any]]
-) -> None:
+FIRST = {"dst": "fd00:8::/64", "mtu": 1400}
+KEPT: dict[str, list[dict[str, Any]]] = {
+    "host bits": [{"dst": "fd00:8::9/64"}],
+    "another spelling": [{"dst": "FD00:0008::/64", "gw": "FD00:0111::FE"}],
+    "twice": [FIRST, FIRST | {"mtu": 1300}],
+    "twice by number": [FIRST, FIRST | {"mtu": 1300, "priority": 1024, "table": 254}],
+    "two next hops": [FIRST, FIRST | {"gw": "fd00:111::fe", "mtu": 1300}],
+    "twice in IPv4": [{"dst": "10.8.0.0/16", "mtu": 1400}, {"dst": "10.8.0.0/16", "mtu": 1300}],
+}
+
+
+@pytest.mark.parametrize("routes", KEPT)
+def test_the_routes_of_another_ipam_plugin_are_found_as_the_kernel_keeps_them(node: Node, routes: str) -> None:
     node.master()
     ipam, pod, config = Ipam(node), node.pod(), foreign_network("macvlan")
-    ipam.replies("ADD", {"cniVersion": "1.1.0", "ips": ADDRESSES, "routes": routes})
+    ipam.replies("ADD", {"cniVersion": "1.1.0", "ips": ADDRESSES, "routes": KEPT[routes]})
     call(node, "CHECK", config | {"prevResult": call(node, "ADD", config, pod).succeeded()}, pod).succeeded()
 
 

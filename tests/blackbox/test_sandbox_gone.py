@@ -228,9 +228,7 @@ def flush(node: Node, plugin: str) -> None:
 
 @pytest.mark.parametrize("plugin", WAITING)
 @pytest.mark.parametrize("later", quick([later_add, flush, later_delete, later_collection], later_add, flush))
-def test_an_end_that_a_delete_could_not_bring_comes_by_a_later_call(
-    node: Node, pod: Pod, plugin: str, later: Any
-) -> None:
+def test_an_end_that_a_delete_could_not_bring_comes_later(node: Node, pod: Pod, plugin: str, later: Any) -> None:
     node.cni(plugin, "ADD", network(plugin), netns=pod).succeeded()
     with hidden(node, pod):
         node.delete_pod(pod)
@@ -393,9 +391,7 @@ WITHOUT_COOKIE = ("-e", "trace=getsockopt", "-e", "inject=getsockopt:error=ENOPR
 
 @needs_strace
 @pytest.mark.parametrize("plugin", PLUGINS)
-def test_without_cookies_a_late_delete_spares_the_namespace_that_has_the_inode(
-    node: Node, pod: Pod, plugin: str
-) -> None:
+def test_without_cookies_a_late_delete_spares_the_inodes_new_namespace(node: Node, pod: Pod, plugin: str) -> None:
     """As on Linux before 5.14, where a namespace is known by its inode alone, which a later one gets."""
     with Injector(node) as injector:
         traced(injector, called("ADD", node, plugin, pod.path), *WITHOUT_COOKIE)

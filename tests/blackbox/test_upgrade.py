@@ -40,18 +40,13 @@ def network(request: pytest.FixtureRequest, node: Node) -> Network:
     return on(node, request.param)
 
 
-each_way = pytest.mark.parametrize(
-    ("network", "versions"),
-    [
-        ("macvlan", "upgrade"),
-        ("host-device", "downgrade"),
-        *(
-            pytest.param(*pair, marks=pytest.mark.long)
-            for pair in (("macvlan", "downgrade"), ("host-device", "upgrade"))
-        ),
-    ],
-    indirect=True,
-)
+LONG = (("macvlan", "downgrade"), ("host-device", "upgrade"))
+WAYS = [
+    ("macvlan", "upgrade"),
+    ("host-device", "downgrade"),
+    *(pytest.param(*way, marks=pytest.mark.long) for way in LONG),
+]
+each_way = pytest.mark.parametrize(("network", "versions"), WAYS, indirect=True)
 
 
 def on(node: Node, plugin: str) -> Network:
@@ -82,9 +77,7 @@ def test_what_one_has_attached_the_other_checks_and_detaches(network: Network, v
 
 
 @each_way
-def test_a_pod_that_lives_keeps_its_addresses_and_the_next_gets_others(
-    network: Network, versions: tuple[Path, Path]
-) -> None:
+def test_a_pod_that_lives_keeps_its_addresses_others_get_others(network: Network, versions: tuple[Path, Path]) -> None:
     one, other = versions
     pod, second = network.node.pod(), network.node.pod("pod2")
     network.call(one, "ADD", pod).succeeded()

@@ -376,9 +376,7 @@ def test_a_helper_is_looked_for_in_the_path_that_the_caller_has(node: Node) -> N
 
 
 @pytest.mark.parametrize("caller", callers.CALLERS.values(), ids=callers.CALLERS)
-def test_the_calls_of_each_caller_are_served_warm_from_the_second_on(
-    node: Node, pod: Pod, caller: callers.Caller
-) -> None:
+def test_the_calls_of_each_caller_are_warm_from_the_second_on(node: Node, pod: Pod, caller: callers.Caller) -> None:
     node.caller = caller.environ
     through: list[str] = []
     if caller.is_in_pod:
