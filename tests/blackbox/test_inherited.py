@@ -57,12 +57,10 @@ def test_a_call_is_served_whatever_signals_its_caller_has_set(
 
     status, result = call("ADD")
     assert (status, [a["address"].split(".")[0] for a in result["ips"]]) == (0, ["10"]), result
-    assert call("DEL") == (0, None)
-    assert node.leftovers(settle=2) == []
+    assert (call("DEL"), node.leftovers(settle=2)) == ((0, None), [])
     if ipam != "whereabouts":
         node.path("/run/others/fails").touch()
         status, result = call("ADD")
         assert (status, result["code"], result["msg"]) == (1, 11, f"{ipam}: no address today")
         node.path("/run/others/fails").unlink()
-        assert call("DEL") == (0, None)
-        assert node.leftovers(settle=2) == []
+        assert (call("DEL"), node.leftovers(settle=2)) == ((0, None), [])

@@ -180,8 +180,7 @@ def test_the_last_addresses_of_a_pool_go_to_as_many_of_those_who_race_for_them(n
     replies = node.cni_at_once(calls)
     given = [reply.addresses[0] for reply in replies if not reply.status]
     assert (len(given), len(set(given))) == (14, 14)
-    assert {reply.code for reply in replies} == {0, 11}
-    assert len(node.leases()) == 14
+    assert ({reply.code for reply in replies}, len(node.leases())) == ({0, 11}, 14)
 
 
 def test_adds_and_deletes_of_one_attachment_at_once_end_in_a_state_that_a_delete_clears(node: Node) -> None:
@@ -284,8 +283,7 @@ def test_leases_of_an_earlier_boot_go_when_their_namespace_has_gone(node: Node) 
     add(node, config, "live", netns=pod.path)
     refused(node, config, 11)
     node.reboot()
-    assert add(node, config, "new") == ["10.0.0.1/30"]
-    assert node.leases() == ["10.0.0.1", "10.0.0.2"]
+    assert (add(node, config, "new"), node.leases()) == (["10.0.0.1/30"], ["10.0.0.1", "10.0.0.2"])
 
 
 # --- which store ---

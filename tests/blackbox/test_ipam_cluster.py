@@ -100,8 +100,7 @@ def test_leases_are_chosen_by_pool_node_pod_interface_and_container(cluster: Clu
     def chosen(*argv: str) -> list[str]:
         return [lease["address"] for lease in cluster.read("leases", *argv)]
 
-    assert chosen() == [IP(1), IP(2), IP(9)]
-    assert chosen("--pool", "other") == []
+    assert (chosen(), chosen("--pool", "other")) == ([IP(1), IP(2), IP(9)], [])
     assert chosen("--node", "node-7") == chosen("--ifname", "net2") == chosen("--network", "rdma-net") == [IP(9)]
     assert chosen("--pod", "team/p2") == chosen("--container", "c2") == chosen("--container", "team/p2") == [IP(2)]
     (shown,) = cluster.read("show", "team/p9")
@@ -152,8 +151,7 @@ def test_an_audit_finds_what_is_wrong_and_reclaim_frees_what_is_dead(cluster: Cl
     assert sorted(cluster.reclaim("--dry-run")) == [("would free", IP(n)) for n in (3, 4, 7)]
     assert (cluster.offsets, cluster.reservations) == before
     assert sorted(cluster.reclaim()) == [("freed", IP(n)) for n in (3, 4, 7)]
-    assert cluster.offsets == [1, 2, 5, 6]
-    assert cluster.reservations == [IP(n) for n in (1, 2, 5)]
+    assert (cluster.offsets, cluster.reservations) == ([1, 2, 5, 6], [IP(n) for n in (1, 2, 5)])
     assert sorted(cluster.reclaim()) == [("skipped", IP(n)) for n in (3, 4, 7)]
     said = cluster.run("reclaim", "--from-report", cluster.report, "--grace", "0", "--force")
     assert f"skipped: {IP(3)} of {POOL}: it is not as it was found\n" in said
@@ -199,8 +197,7 @@ def test_a_pod_that_comes_after_the_second_look_keeps_its_lease(cluster: Cluster
         return None
 
     cluster.server.faults = come
-    assert cluster.reclaim() == [("skipped", IP(1)), ("freed", IP(2))]
-    assert cluster.offsets == [1]
+    assert (cluster.reclaim(), cluster.offsets) == ([("skipped", IP(1)), ("freed", IP(2))], [1])
 
 
 def test_a_pool_that_changes_under_the_patch_is_read_again(cluster: Cluster) -> None:
@@ -213,8 +210,7 @@ def test_a_pool_that_changes_under_the_patch_is_read_again(cluster: Cluster) -> 
         return None
 
     cluster.server.faults = change
-    assert cluster.reclaim() == [("freed", IP(1))]
-    assert cluster.offsets == [9]
+    assert (cluster.reclaim(), cluster.offsets) == ([("freed", IP(1))], [9])
 
 
 def made_anew(cluster: Cluster) -> None:
@@ -285,8 +281,7 @@ def test_pods_are_read_in_pages(cluster: Cluster) -> None:
         cluster.lease(n)
     for n in range(1, 1203):
         cluster.server.run_pod(f"p{n}", *([IP(n)] if n < 254 else []))
-    assert cluster.audit(code=0) == []
-    assert cluster.server.lists.count("pods") == 5
+    assert (cluster.audit(code=0), cluster.server.lists.count("pods")) == ([], 5)
 
 
 def test_a_report_of_another_store_or_none_is_refused(cluster: Cluster, tmp_path: Path) -> None:

@@ -96,8 +96,7 @@ def test_the_leases_of_gone_namespaces_are_found_and_freed_with_their_records(si
     assert site.reclaim("--dry-run") == [("would free", "10.0.0.1"), ("would free", "fd00::1")]
     assert site.node.leases() == ["10.0.0.1", "10.0.0.2", "fd00::1", "fd00::2"]
     assert site.reclaim() == [("freed", "10.0.0.1"), ("freed", "fd00::1")]  # with the first
-    assert site.node.leases() == ["10.0.0.2", "fd00::2"]
-    assert site.audit() == []
+    assert (site.node.leases(), site.audit()) == (["10.0.0.2", "fd00::2"], [])
     site.node.cni("macvlan", "DEL", CONFIG, container_id="sandbox-a", netns=site.pods[0].path).succeeded()
     site.node.cni("macvlan", "DEL", CONFIG, container_id="sandbox-b", netns=site.pods[1]).succeeded()
     assert site.node.leases() == []
@@ -147,11 +146,9 @@ def test_leases_without_a_record_and_records_without_a_lease_are_told(site: Site
         record.unlink()
     site.sql("DELETE FROM lease WHERE container = 'sandbox-b' AND pool = '10.0.0.0-24'")
     assert site.audit() == [
-        ("index-differs", "look", ""),
-        ("lease-without-record", "look", "10.0.0.1"),
-        ("record-without-lease", "look", "10.0.0.2"),
-        ("lease-without-record", "look", "fd00::1"),
-    ]
+        ("index-differs", "look", ""), ("lease-without-record", "look", "10.0.0.1"),
+        ("record-without-lease", "look", "10.0.0.2"), ("lease-without-record", "look", "fd00::1"),
+    ]  # fmt: skip
     assert site.reclaim() == []
 
 

@@ -25,9 +25,7 @@ from tests.attachment_definitions import Nad, define
 from tests.blackbox.command import run
 
 KUBECONFIG = os.environ.get("RAILCNI_TEST_KUBECONFIG", "")
-pytestmark = pytest.mark.skipif(
-    not KUBECONFIG, reason="needs RAILCNI_TEST_KUBECONFIG, an administrator's of a real cluster"
-)
+pytestmark = pytest.mark.skipif(not KUBECONFIG, reason="needs RAILCNI_TEST_KUBECONFIG, of a cluster's administrator")
 
 SUBNET = f"10.199.{os.getpid() % 250}"
 POOL = f"{SUBNET}.0-24"
@@ -99,18 +97,14 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 def test_an_audit_needs_the_rights_to_get_and_list_alone(site: Site, tmp_path: Path) -> None:
     name = site.namespace
-    rules = [
-        {"apiGroups": [""], "resources": ["pods", "nodes"], "verbs": ["get", "list"]},
-        {"apiGroups": ["whereabouts.cni.cncf.io"], "resources": ["*"], "verbs": ["get", "list"]},
-        {"apiGroups": ["k8s.cni.cncf.io"], "resources": ["*"], "verbs": ["get", "list"]},
-    ]
+    allowed = {"": ["pods", "nodes"], "whereabouts.cni.cncf.io": ["*"], "k8s.cni.cncf.io": ["*"]}
+    rules = [{"apiGroups": [g], "resources": r, "verbs": ["get", "list"]} for g, r in allowed.items()]
     subject = {"kind": "ServiceAccount", "name": "reader", "namespace": name}
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name}
     site.client.create(ServiceAccount.from_dict({"metadata": {"name": "reader"}}))
     site.client.create(ClusterRole.from_dict({"metadata": {"name": name}, "rules": rules}))
-    site.client.create(
-        ClusterRoleBinding.from_dict({"metadata": {"name": name}, "roleRef": role, "subjects": [subject]})
-    )
+    binding = {"metadata": {"name": name}, "roleRef": role, "subjects": [subject]}
+    site.client.create(ClusterRoleBinding.from_dict(binding))
     try:
         request = ServiceAccountToken.from_dict({"metadata": {}, "spec": {"audiences": [], "expirationSeconds": 600}})
         token = site.client.create(request, "reader").status.token

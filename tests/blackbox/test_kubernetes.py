@@ -98,5 +98,4 @@ def test_a_node_of_whereabouts_needs_no_other_configuration(node: Node, pod: Pod
     (lease,) = json.loads(node.railcni("ipam", "leases", "-o", "json").stdout)
     assert (lease["address"], lease["pod"]) == ("192.168.111.1", "team/web-0")
     node.cni("macvlan", "DEL", config, netns=pod, args=args).succeeded()
-    assert server.allocations() == {}
-    assert server.reservations() == []
+    assert (server.allocations(), server.reservations()) == ({}, [])

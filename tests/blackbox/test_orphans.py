@@ -112,8 +112,7 @@ def test_what_no_del_came_for_is_ended_by_command_agent_or_next_calls(node: Node
     for pod in [attached(node, MACVLAN, f"c{i}") for i in range(12)]:
         node.delete_pod(pod)
     call(node)
-    assert records(node) == of("kept")
-    assert len(node.leases()) == 1
+    assert (records(node), len(node.leases())) == (of("kept"), 1)
 
 
 def pods_add(node: Node, container: str, name: str) -> str:
@@ -134,8 +133,7 @@ def test_in_its_grace_an_address_waits_for_the_pods_next_sandbox_and_after_it_th
         assert pods_add(node, "c3", "three") == "192.168.8.3/24"
     assert "rail:two:net1:link" in records(node)
     assert becomes(node, of("c3", "one"), settled=True)
-    assert pods_add(node, "c4", "two") == "192.168.8.2/24"
-    assert records(node) == of("c3", "c4", "one")
+    assert (pods_add(node, "c4", "two"), records(node)) == ("192.168.8.2/24", of("c3", "c4", "one"))
     assert node.leases() == ["192.168.8.1", "192.168.8.2", "192.168.8.3"]
     node.cni("macvlan", "DEL", MACVLAN, container_id="two", netns="").succeeded()
     assert node.leases() == ["192.168.8.1", "192.168.8.2", "192.168.8.3"]
@@ -278,8 +276,7 @@ def test_records_of_an_earlier_boot_wait_minutes_for_kubelets_del(node: Node, se
     booted(node, seconds)
     assert becomes(node, of(*left))
     node.cni("macvlan", "DEL", MACVLAN, container_id="c1", netns="").succeeded()
-    assert pods_add(node, "c2", "two") == "192.168.8.2/24"
-    assert records(node) == of("c2")
+    assert (pods_add(node, "c2", "two"), records(node)) == ("192.168.8.2/24", of("c2"))
 
 
 def test_the_command_does_not_wait_for_the_records_of_an_earlier_boot(node: Node) -> None:

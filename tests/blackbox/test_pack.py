@@ -56,11 +56,8 @@ def test_an_index_that_the_launchers_would_not_read_whole_is_refused(monkeypatch
         pack.pack(str(ROOT))
 
 
-def test_the_launchers_read_as_much_as_the_pack_says() -> None:
+def test_the_launchers_and_the_modules_find_index_and_digest_where_the_pack_has_them(packed: bytes) -> None:
     assert f"os.pread(pack, {pack.HEAD}, 0)" in (ROOT / "bin" / "launcher.in").read_text()
-
-
-def test_the_launcher_and_the_modules_find_the_digest_where_the_pack_has_it(packed: bytes) -> None:
     place, size = pack.HEAD - pack.DIGEST, pack.DIGEST
     assert f"DIGEST_AT = {pack.HEAD} - {size}, DIGEST_SIZE = {size}," in (ROOT / "cni/warm/launcher.c").read_text()
     assert f"os.pread(pack, {size}, {place})" in (ROOT / "cni/compiled/packed.py").read_text()

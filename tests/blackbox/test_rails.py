@@ -51,8 +51,7 @@ def test_a_group_whose_record_is_lost_keeps_its_addresses_until_the_last_link_is
     assert sorted(node.leases()) == [f"192.168.{rail}.1" for rail in range(3)]
     for rail in (0, 1):
         rails.cni("DEL", pod, rail).succeeded()
-    assert node.leases() == []
-    assert node.leftovers() == []
+    assert (node.leases(), node.leftovers()) == ([], [])
 
 
 def test_without_the_routing_a_rail_answers_for_another(node: Node) -> None:
@@ -184,8 +183,7 @@ def test_one_network_gives_each_allocated_nic_the_subnet_of_its_rail_and_the_sam
     for number, network in networks.items():
         rails.cni("DEL", pod, number, network).succeeded()
     rails.cni("DEL", other, 3).succeeded()
-    assert node.leases() == []
-    assert node.leftovers() == []
+    assert (node.leases(), node.leftovers()) == ([], [])
 
 
 ONE = PCI.format(1)

@@ -115,8 +115,7 @@ def test_a_release_has_all_parts_and_their_checksums(project: Path, bundles: lis
         digest, _, name = line.partition("  ")
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
         names.remove(name)
-    assert names == {"SHA256SUMS"}
-    assert (folder / f"CHANGES-{VERSION}.md").read_text() == "- new\n"
+    assert (names, (folder / f"CHANGES-{VERSION}.md").read_text()) == ({"SHA256SUMS"}, "- new\n")
     subjects = json.loads((folder / "provenance.json").read_text())["subject"]
     assert {s["name"] for s in subjects} == {p.name for p in folder.iterdir()} - {"SHA256SUMS", "provenance.json"}
     for subject in subjects:

@@ -125,12 +125,3 @@ def test_a_next_hop_that_is_the_pods_own_address_is_refused_as_such(node: Node) 
     ipam = {"type": "whereabouts", "datastore": "file", "addresses": ADDRESSES, "routes": routes}
     reply = node.cni("macvlan", "ADD", network(ipam=ipam), netns=node.pod())
     reply.refused(101, "fd00:111::7 is the pod's own address", "exclude", "gw")
-
-
-def test_the_router_of_a_route_is_given_to_no_pod(node: Node) -> None:
-    """Of both families; the router's address is the lowest of its range."""
-    node.master()
-    ranges = {"range": "192.168.111.0/24", "ipRanges": [{"range": "fd00:111::/64"}]}
-    routes = [{"dst": "0.0.0.0/0", "gw": "192.168.111.1"}, {"dst": "::/0", "gw": "fd00:111::1"}]
-    config = network(ipam={"type": "whereabouts", "datastore": "file", **ranges, "routes": routes})
-    assert node.cni("macvlan", "ADD", config, netns=node.pod()).addresses == ["192.168.111.2/24", "fd00:111::2/64"]

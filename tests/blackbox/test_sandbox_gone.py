@@ -302,8 +302,7 @@ def test_an_audit_calls_no_lease_dead_whose_delete_failed(node: Node, pod: Pod) 
     for each in (pod, nested):
         node.delete_pod(each)
     assert until(lambda: "ens9-peer" not in node.host.names())
-    assert dead(node) == []
-    assert node.railcni("ipam", "flush").returncode == 0
+    assert (dead(node), node.railcni("ipam", "flush").returncode) == ([], 0)
     assert (node.leases(), node.files()) == ([], [])
 
 

@@ -55,8 +55,7 @@ def test_a_key_that_is_a_slip_of_the_pen_is_told_in_the_log(node: Node, more: di
 def test_a_master_that_is_down_is_told_in_the_log(node: Node) -> None:
     node.master()
     node.host.set("ens2f0", state="down")
-    pod = node.pod()
-    reply = node.cni("macvlan", "ADD", network(), netns=pod)
+    reply = node.cni("macvlan", "ADD", network(), netns=node.pod())
     reply.succeeded()
     assert 'master "ens2f0" is down: ip link set ens2f0 up' in reply.stderr
 

@@ -108,8 +108,7 @@ def test_a_device_has_its_addresses_and_routes_again(node: Node, versions: tuple
     network.call(other, "DEL", pod).succeeded()
     after = node.host.link("ens9")
     assert (after.texts, after.up, after.mtu) == (before.texts, before.up, before.mtu)
-    assert lasting_routes(after) == lasting_routes(before)
-    assert node.leftovers() == []
+    assert (lasting_routes(after), node.leftovers()) == (lasting_routes(before), [])
 
 
 def lasting_routes(link: Link) -> list[str]:
@@ -240,8 +239,7 @@ def test_what_a_version_to_come_has_recorded_is_refused_and_left_for_it(network:
     network.call(executables, "DEL", second, "c2").succeeded()
     network.device = "ens9"
     network.collect(executables).refused(5, words)
-    assert node.leftovers() == before
-    assert addresses(pod) == ["10.9.0.1/24", "fd00:9::1/64"]
+    assert (node.leftovers(), addresses(pod)) == (before, ["10.9.0.1/24", "fd00:9::1/64"])
     for record, data in kept.items():
         record.write_bytes(data)
     network.call(executables, "DEL", pod).succeeded()

@@ -249,8 +249,7 @@ def test_a_worker_goes_on_after_each_verb_of_each_plugin(node: Node, pod: Pod) -
         result = node.cni(plugin, "ADD", config, netns=pod, container_id=f"c{number}").succeeded()
         node.cni(plugin, "CHECK", config | {"prevResult": result}, netns=pod, container_id=f"c{number}").succeeded()
         node.cni(plugin, "DEL", config, netns=pod, container_id=f"c{number}").succeeded()
-    assert workers_of(node) == before
-    assert node.leftovers() == []
+    assert (workers_of(node), node.leftovers()) == (before, [])
 
 
 @pytest.mark.parametrize("store", ["etcd", "kubernetes", "addresslease"])
@@ -672,8 +671,7 @@ def test_a_supervisor_that_was_stopped_makes_up_for_the_workers_that_ended_meanw
     assert until(lambda: any(w.workers == 2 for w in warm.found(node)))
     before = warm.served(node)
     cycle(node, pod)
-    assert warm.served(node) == before + 3
-    assert node.leftovers() == []
+    assert (warm.served(node), node.leftovers()) == (before + 3, [])
 
 
 # --- what is full, or used up ---
@@ -943,8 +941,7 @@ def test_the_command_shows_the_workers_and_ends_them(node: Node, pod: Pod) -> No
     assert (shown[0]["calls"], shown[0]["fault"]) == (warm.served(node), "")
     assert b"workers" in node.railcni("warm", "status").stdout
     assert b"have ended" in node.railcni("warm", "stop").stdout
-    assert warm.of_node(node) == []
-    assert os.listdir(node.path(protocol.DIRECTORY)) == ["cold"]
+    assert (warm.of_node(node), os.listdir(node.path(protocol.DIRECTORY))) == ([], ["cold"])
     assert b"no workers" in node.railcni("warm", "stop").stdout + node.railcni("warm", "status").stdout
     node.cni("whereabouts", "STATUS", warm.NOTHING).succeeded()
     assert until(lambda: any(w.workers for w in warm.found(node)))
