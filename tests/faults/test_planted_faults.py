@@ -49,7 +49,7 @@ MISORDERED |= {
 # what a server's trouble must show: in which operation, by which trouble and continuation, and what is said of it
 MISTAKEN = {
     "a claim of which nothing is known reported as made, over etcd": (Edit("ipam/stores/etcd/__init__.py",
-        r"(-> Claimed \| Unknown:\n {8}\"\"\".*\n)", r"\1        return Claimed(leases)\n"),
+        r"( {8}is_made = \[txn\.exists.*\n)", r"        return Claimed(leases)\n\1"),
         ("etcd-macvlan-add", "reset-before", "retry"), "and leased are []"),
     "a claim of which nothing is known reported as made, over Kubernetes": (
         Edit("ipam/stores/apiserver/store.py", r"return Unknown\(fault\)  # the next.*", "return Claimed(leases)"),
