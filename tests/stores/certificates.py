@@ -14,21 +14,14 @@ def make(directory: Path) -> None:
     nameless.pem (of a client, without a CommonName), stranger.pem, with keys."""
     if not shutil.which("openssl"):
         pytest.skip("needs openssl: install it")
+
+    def run(command: str) -> None:
+        done = subprocess.run(["openssl", *command.split()], cwd=directory, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
     for authority in ("ca", "other-ca"):
-        _key(directory, authority)
-        _run(
-            directory,
-            "req",
-            "-x509",
-            "-key",
-            f"{authority}.key",
-            "-subj",
-            f"/CN={authority}",
-            "-days",
-            "2",
-            "-out",
-            f"{authority}.pem",
-        )
+        run(f"ecparam -name prime256v1 -genkey -noout -out {authority}.key")
+        run(f"req -x509 -key {authority}.key -subj /CN={authority} -days 2 -out {authority}.pem")
     for name, authority, names in (
         ("server", "ca", "IP:127.0.0.1,DNS:localhost"),
         ("server-only", "ca", "IP:127.0.0.1"),
@@ -37,22 +30,10 @@ def make(directory: Path) -> None:
         ("nameless", "ca", "DNS:client"),
         ("stranger", "other-ca", "DNS:stranger"),
     ):
-        _key(directory, name)
         subject = "/O=railcni" if name == "nameless" else f"/O=railcni/CN={name}"
-        _run(directory, "req", "-new", "-key", f"{name}.key", "-subj", subject, "-out", f"{name}.csr")
         uses = "serverAuth" if name == "server-only" else "serverAuth,clientAuth"
         (directory / f"{name}.ext").write_text(f"subjectAltName={names}\nextendedKeyUsage={uses}\n")
-        _run(
-            directory,
-            *("x509", "-req", "-in", f"{name}.csr", "-CA", f"{authority}.pem", "-CAkey", f"{authority}.key"),
-            *("-CAcreateserial", "-days", "2", "-extfile", f"{name}.ext", "-out", f"{name}.pem"),
-        )
-
-
-def _key(directory: Path, name: str) -> None:
-    _run(directory, "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", f"{name}.key")
-
-
-def _run(directory: Path, *arguments: str) -> None:
-    done = subprocess.run(["openssl", *arguments], cwd=directory, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+        run(f"ecparam -name prime256v1 -genkey -noout -out {name}.key")
+        run(f"req -new -key {name}.key -subj {subject} -out {name}.csr")
+        signed = f"-CA {authority}.pem -CAkey {authority}.key -CAcreateserial -days 2 -extfile {name}.ext"
+        run(f"x509 -req -in {name}.csr {signed} -out {name}.pem")

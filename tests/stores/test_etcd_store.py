@@ -7,7 +7,6 @@ import json
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -29,12 +28,13 @@ from ipam.stores.etcd import EtcdStore, client
 from ipam.stores.etcd.client import EtcdClient, endpoint
 from tests import etcd
 from tests.etcd import Cluster, Member
-from tests.proxy import Proxy
+from tests.node import until
 from tests.stores import certificates, etcd_dump
 from tests.stores.claims import AnyAddress
 from tests.stores.kinds import EtcdKind, PatientEtcdStore, description, owner, want
 from tests.stores.kubernetes_api import ApiServer
 from tests.stores.places import Place
+from tests.stores.test_etcd_calls import failure, raw, serving
 from tests.stores.unwell import Hurry, ailing
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -149,19 +149,17 @@ def test_a_name_that_is_no_text_is_refused(store: EtcdStore) -> None:
         store.find(owner("c", network="\udc80").attachment)
 
 
-@pytest.mark.parametrize("value", ["", "nonsense", "{}", '{"pool": 1}', "[]"])
+@pytest.mark.parametrize("value", ["nonsense", "{}", '{"pool": 1}', "[]"])
 def test_a_value_that_another_wrote_is_an_error_that_names_the_key(store: EtcdStore, value: str) -> None:
     key = f"{store.record()['prefix']}/v1/lease/pool/0a000001"
     etcd.shared(etcd.LARGE).ctl("put", key, "--", value)
     with pytest.raises(StateDamaged, match=f"etcdctl del {key}"):
         list(store.leases("pool"))
-    answer = store.claim([want(TEN + 1)], owner())
-    assert isinstance(answer, Taken)
+    assert isinstance(store.claim([want(TEN + 1)], owner()), Taken)
 
 
 @pytest.mark.parametrize(
-    "key",
-    ["lease/pool/0a00000z", "lease/pool/0a0000010", "lease/pool/0a0000_1", "reserved//0a00000z", "reserved//0a0000010"],
+    "key", ["lease/pool/0a00000z", "lease/pool/0a0000010", "lease/pool/0a0000_1", "reserved//0a00000z"]
 )
 def test_a_key_that_another_wrote_is_an_error_that_names_it(store: EtcdStore, key: str) -> None:
     root = f"{store.record()['prefix']}/v1/"
@@ -246,39 +244,6 @@ def test_thirty_ranges_fit_into_one_claim_of_an_etcd_with_default_limits_also_wh
 # --- the network ---
 
 
-class Once:
-    """The fault, for the first claim that passes."""
-
-    def __init__(self, fault: str) -> None:
-        self.fault = fault
-
-    def __call__(self, data: bytes) -> str:
-        if etcd.is_claim(data):
-            fault, self.fault = self.fault, ""
-            return fault
-        return ""
-
-
-def through(proxy: Proxy, store: EtcdStore, *others: str) -> EtcdStore:
-    return type(store)({**store.record(), "endpoints": [f"http://127.0.0.1:{proxy.port}", *others], "password": ""})
-
-
-def port_of(store: EtcdStore) -> int:
-    """The port of its server, or of the unwell one before that."""
-    return endpoint(store.record()["endpoints"][0], False).port
-
-
-@pytest.mark.well("it breaks one request, and tells its outcome")
-def test_a_claim_that_was_lost_on_the_way_is_unknown_and_can_be_made_again(store: EtcdStore) -> None:
-    with Proxy(port_of(store), Once("request")) as proxy:
-        own = through(proxy, store)
-        answer = own.claim([want(TEN + 1)], owner("c1", 1))
-        assert isinstance(answer, Unknown)
-        assert "has not answered" in answer.reason.msg
-        assert own.find(owner("c1").attachment) == []
-        assert isinstance(own.claim([want(TEN + 1)], owner("c1", 2)), Claimed)
-
-
 def test_after_a_restore_from_an_older_backup_claims_as_recorded_put_back_what_was_lost_and_nothing_else(
     tmp_path: Path, reached: Callable[..., EtcdStore]
 ) -> None:
@@ -314,145 +279,69 @@ def restored(backup: Path, data: Path) -> Iterator[Cluster]:
         yield cluster
 
 
-def test_a_release_whose_reply_is_lost_is_made(store: EtcdStore) -> None:
-    leases = claim(store, 1)
-    lost = iter(["reply"])
-    with Proxy(port_of(store), lambda data: next(lost, "") if b"/node/" in data else "") as proxy:
-        through(proxy, store).release(leases)
-    assert offsets(store) == []
-
-
-def test_dead_endpoints_cost_a_moment_each(store: EtcdStore) -> None:
-    silent = socket.create_server(("127.0.0.1", 0), backlog=0)
-    fillers = [socket.socket() for _ in range(4)]
-    try:
-        for s in fillers:  # a full queue: further connections are not answered
-            s.setblocking(False)
-            s.connect_ex(silent.getsockname())
-        (closed,) = etcd.free_ports(1)
-        dead = [f"http://127.0.0.1:{port}" for port in (closed, silent.getsockname()[1])]
-        own = type(store)({**store.record(), "endpoints": [*dead, *store.record()["endpoints"]], "password": ""})
-        began = time.monotonic()
-        claim(own, 1)
-        assert time.monotonic() - began < EtcdClient.attempt_seconds
-    finally:
-        for s in (*fillers, silent):
-            s.close()
-
-
-def test_an_endpoint_that_accepts_and_never_answers_is_left_for_the_next(
+def test_dead_endpoints_cost_a_moment_each_and_one_that_never_answers_is_left_for_the_next(
     store: EtcdStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(EtcdClient, "attempt_seconds", 0.3)
-    with socket.create_server(("127.0.0.1", 0)) as mute:
-        first = f"http://127.0.0.1:{mute.getsockname()[1]}"
-        own = EtcdStore({**store.record(), "endpoints": [first, *store.record()["endpoints"]], "password": ""})
+    monkeypatch.setattr(EtcdClient, "attempt_seconds", 1.0)
+    (closed,) = etcd.free_ports(1)
+    with ExitStack() as stack:
+        full, mute = (stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0)) for _ in range(2))
+        for _ in range(4):  # a full queue: further connections are not answered
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(full.getsockname())
+        dead = [f"http://127.0.0.1:{port}" for port in (closed, full.getsockname()[1], mute.getsockname()[1])]
+        own = EtcdStore({**store.record(), "endpoints": [*dead, *store.record()["endpoints"]], "password": ""})
+        began = time.monotonic()
         assert own.find(owner().attachment) == []
+        assert time.monotonic() - began < 2
 
 
 def test_a_store_out_of_reach_is_an_error_in_bounded_time_that_names_every_endpoint() -> None:
     ports = etcd.free_ports(2)
-    own = EtcdStore(description([f"http://127.0.0.1:{port}" for port in ports]), seconds=0.3)
     began = time.monotonic()
     with pytest.raises(Unreachable) as caught:
-        own.find(owner().attachment)
+        store_at(*ports, seconds=0.3).find(owner().attachment)
     assert time.monotonic() - began < 30
     assert caught.value.code == 11
     assert all(f"127.0.0.1:{port}: Connection refused" in caught.value.msg[:250] for port in ports)
     assert "etcd_host" in caught.value.msg
 
 
-def reply_of(status: int, body: object) -> bytes:
-    """A reply of HTTP; `body` as it is, or as JSON."""
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return b"HTTP/1.1 %d Said\r\nContent-Length: %d\r\n\r\n" % (status, len(data)) + data
+def store_at(*ports: int, seconds: float) -> EtcdStore:
+    return EtcdStore(description([f"http://127.0.0.1:{port}" for port in ports]), seconds)
 
 
-def failure(status: int, code: int, said: str) -> bytes:
-    """A failed call, as etcd's gateway answers it."""
-    return reply_of(status, {"error": said, "code": code, "message": said})
+# What etcd's gateway may say beside these, and what is no HTTP at all, is in test_etcd_calls.py.
+KEY, ELSEWHERE = (base64.b64encode(key).decode() for key in (b"/railcni/v1/attachment/rdma-net/c1/net1/x", b"/else"))
+DOCUMENTS: list[object] = [
+    *(None, [], {}, {"succeeded": True}),
+    *({"succeeded": True, "responses": one} for one in (None, 1, [], [{}], [1], [{"response_range": 1}], [{}, {}])),
+]
+RANGES: list[dict[str, object]] = [
+    *({"count": count} for count in ("x", {}, "9" * 5000)),
+    *({"kvs": kvs} for kvs in (1, {"a": 1}, [1], [{}], [{"key": 1}], [{"key": "\u00e9"}], [{"key": KEY, "value": 1}])),
+    {"kvs": [{"key": ELSEWHERE}]},
+    {"kvs": [{"key": KEY, "value": "e30="}]},
+]
+REPLIES = [
+    *map(json.dumps, DOCUMENTS),
+    *(json.dumps({"responses": [{"response_range": one}], "succeeded": True}) for one in RANGES),
+    "[" * 100_000,
+]
 
 
-def found(**answer: object) -> bytes:
-    """The reply to one read."""
-    return reply_of(200, {"responses": [{"response_range": answer}], "succeeded": True})
-
-
-# What etcd's gateway may say beside these is in test_etcd_calls.py.
-KEY = base64.b64encode(b"/railcni/v1/attachment/rdma-net/c1/net1/x").decode()
-REPLIES = {
-    b"": Unreachable,
-    b"X" * 200_000: Unreachable,
-    b"HTTP/1.1 200 OK\r\nContent-Length: 40\r\n\r\n{}": Unreachable,
-    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}": Unreachable,
-    reply_of(404, {"code": 5, "message": "Not Found", "details": []}): InvalidConfig,
-    reply_of(204, b""): Unreachable,
-    reply_of(200, b"[" * 100_000): Unreachable,
-    reply_of(200, b"\xff"): Unreachable,
-    **{reply_of(200, document): Unreachable for document in (None, [], 1, "x", {}, {"succeeded": True})},
-    **{
-        reply_of(200, {"succeeded": True, "responses": responses}): Unreachable
-        for responses in (None, 1, "x", [], {}, [{}], [1], [{"response_put": {}}], [{"response_range": 1}], [{}, {}])
-    },
-    found(count="x"): Unreachable,
-    found(count={}): Unreachable,
-    found(count="9" * 5000): Unreachable,
-    **{
-        found(kvs=entries): Unreachable
-        for entries in (1, "x", {"a": 1}, [1], [{}], [{"key": 1}], [{"key": "\u00e9"}], [{"key": KEY, "value": 1}])
-    },
-    found(kvs=[{"key": base64.b64encode(b"/elsewhere").decode()}]): Unreachable,
-    found(kvs=[{"key": KEY, "value": "e30="}]): StateDamaged,
-    reply_of(503, {"code": []}): Unreachable,
-    reply_of(503, {"code": {}, "message": []}): Unreachable,
-}
-
-
-@pytest.mark.parametrize("reply", REPLIES, ids=lambda reply: repr(reply[-40:]))
-def test_a_server_that_is_no_etcd_is_an_error_of_ours(reply: bytes) -> None:
-    import threading
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def serve() -> None:
-            while True:
-                try:
-                    client, _ = server.accept()
-                except OSError:
-                    return
-                with client:
-                    client.recv(1 << 16)
-                    try:
-                        client.sendall(reply)
-                    except OSError:
-                        pass  # it has seen enough
-
-        threading.Thread(target=serve, daemon=True).start()
-        own = EtcdStore(description([f"http://127.0.0.1:{server.getsockname()[1]}"]), seconds=0.2)
-        with pytest.raises(CniError) as caught:
-            own.find(owner().attachment)
-        assert type(caught.value) is REPLIES[reply]
-        server.shutdown(socket.SHUT_RDWR)
+@pytest.mark.parametrize("reply", REPLIES, ids=lambda reply: reply[-40:])
+def test_a_server_that_is_no_etcd_is_an_error_of_ours(reply: str) -> None:
+    with serving(*[raw(reply.encode())] * 100) as (server, _), pytest.raises(CniError) as caught:
+        store_at(server.port, seconds=0.2).find(owner().attachment)
+    assert type(caught.value) is (StateDamaged if "e30=" in reply else Unreachable)
 
 
 def test_the_error_tells_the_cause_and_not_that_the_last_attempt_had_no_time_left() -> None:
-    reply = failure(503, 14, "etcdserver: no leader")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def serve() -> None:
-            client, _ = server.accept()
-            with client:
-                client.recv(1 << 16)
-                client.sendall(reply)
-            client, _ = server.accept()
-            with client:
-                while client.recv(1 << 16):
-                    pass  # and no answer
-
-        threading.Thread(target=serve, daemon=True).start()
-        own = EtcdStore(description([f"http://127.0.0.1:{server.getsockname()[1]}"]), seconds=0.4)
-        with pytest.raises(Unreachable, match="no leader"):
-            own.find(owner().attachment)
+    plays: tuple[Any, Any] = (failure(503, 14, "etcdserver: no leader"), [])
+    with serving(*plays) as (server, _), pytest.raises(Unreachable, match="no leader"):
+        store_at(server.port, seconds=0.4).find(owner().attachment)
 
 
 GOOD_ENDPOINTS = {
@@ -461,7 +350,6 @@ GOOD_ENDPOINTS = {
     " https://e/ ": "https://e:2379",
     "fd00::1": "http://[fd00::1]:2379",
     "[fd00::1]:7": "http://[fd00::1]:7",
-    "http://[::1]": "http://[::1]:2379",
 }
 
 
@@ -493,24 +381,21 @@ def test_claims_go_on_when_the_leader_dies_and_when_history_is_compacted(
     own = reached(three)
     for i in range(40):
         who = owner(f"c{i}", time.time_ns())
-        values = acquire.acquire(own, [need()], who, AnyAddress())
-        assert values == [TEN + 1 + i]
+        assert acquire.acquire(own, [need()], who, AnyAddress()) == [TEN + 1 + i]
         if i == 20:
             leader = three.leader()
             leader.kill()
     leases = own.leases("pool")
     first = next(leases)
-    revision = json.loads(_ctl_alive(three, leader, "endpoint", "status", "-w", "json"))[0]["Status"]["header"][
-        "revision"
-    ]
-    _ctl_alive(three, leader, "compact", str(revision))
+    alive = next(member for member in three.members if member is not leader)
+    (status,) = json.loads(_ctl(alive, "endpoint", "status", "-w", "json"))
+    _ctl(alive, "compact", str(status["Status"]["header"]["revision"]))
     assert [lease.value for lease in (first, *leases)] == list(range(TEN + 1, TEN + 41))
     assert offsets(own) == list(range(1, 41))
 
 
-def _ctl_alive(cluster: Cluster, dead: Member, *arguments: str) -> str:
-    alive = [m for m in cluster.members if m is not dead]
-    argv = ["etcdctl", f"--endpoints={alive[0].url}", *arguments]
+def _ctl(member: Member, *arguments: str) -> str:
+    argv = ["etcdctl", f"--endpoints={member.url}", *arguments]
     done = subprocess.run(argv, capture_output=True, text=True, env={"ETCDCTL_API": "3", "PATH": "/usr/bin:/bin"})
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -529,29 +414,28 @@ def test_a_cluster_without_a_majority_is_an_error_to_retry(three: Cluster) -> No
 
 
 _WORKER = """
-import sys, time
+import json, sys, time
 sys.path.insert(0, sys.argv[1])
 from ipam import acquire
 from ipam.rules import Need
-from ipam.search import lowest_free
 from ipam.ranges import Range
 from ipam.leases import Owner
-from ipam.stores.base import Unreachable
 from ipam.stores.etcd import EtcdStore
 from cni.shared.spec.request import Attachment
 from tests.stores.claims import AnyAddress
-import json
 store_ref, node, count = json.loads(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 store = EtcdStore(store_ref, seconds=20)
 need = Need(Range(4, 10 << 24, 16), "pool", "")
+held = {}
 for i in range(count):
     who = Owner(Attachment("rdma-net", f"{node}-{i}", "net1"), node=node, sequence=time.time_ns())
     (value,) = acquire.acquire(store, [need], who, AnyAddress())
-    print("+", value, f"{node}-{i}", flush=True)
+    held[value] = f"{node}-{i}"
     if i % 3 == 0:
         store.release(store.find(who.attachment))
         assert store.find(who.attachment) == []
-        print("-", value, f"{node}-{i}", flush=True)
+        del held[value]
+print(json.dumps(held))
 """
 
 
@@ -571,13 +455,7 @@ def run_workers(store_ref: dict[str, Any], count: int, each: int, meanwhile: Cal
     held: dict[int, str] = {}
     for process, (out, err) in zip(running, told, strict=True):
         assert process.returncode == 0, err[-2000:]
-        own: dict[int, str] = {}
-        for line in out.splitlines():
-            sign, value, container = line.split()
-            if sign == "+":
-                own[int(value)] = container
-            else:
-                del own[int(value)]
+        own = {int(value): container for value, container in json.loads(out).items()}
         assert not held.keys() & own.keys()
         held |= own
     return held
@@ -620,45 +498,39 @@ def pems(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tls_cluster(pems: Path, name: str = "server", *flags: str) -> Iterator[Cluster]:
     tls = ["--cert-file", f"{pems}/{name}.pem", "--key-file", f"{pems}/{name}.key", *flags]
     with Cluster(1, tls, "https") as cluster:
-        deadline = time.monotonic() + 20
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", cluster.members[0].port)).close()
-                break
-            except OSError:
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
+        assert until(lambda: answers(cluster.members[0].port), 20)
         yield cluster
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as s:
+        return s.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.mark.well("it is about certificates, and the unwell server has none")
 def test_tls_verifies_both_sides_and_names_what_is_wrong(pems: Path) -> None:
-    def find(seconds: float = 5, **more: str) -> None:
-        more = {key: f"{pems}/{name}" for key, name in more.items()}
-        EtcdStore(description(cluster.endpoints, **more), seconds=seconds).find(owner().attachment)
-
-    def refused(*words: str, **more: str) -> None:
-        with pytest.raises(InvalidConfig) as caught:
-            find(**more)
-        assert all(word in caught.value.msg[:250] for word in words), caught.value.msg
+    def store_of(ca: str = "", cert: str = "", key: str = "", seconds: float = 5) -> EtcdStore:
+        files = {name: f"{pems}/{file}" for name, file in (("ca", ca), ("cert", cert), ("key", key)) if file}
+        return EtcdStore(description(cluster.endpoints, **files), seconds)
 
     with tls_cluster(pems, "server", "--client-cert-auth", "--trusted-ca-file", f"{pems}/ca.pem") as cluster:
-        good = {"ca": "ca.pem", "cert": "client.pem", "key": "client.key"}
-        find(20, **good)
-        own = EtcdStore(description(cluster.endpoints, **{k: f"{pems}/{v}" for k, v in good.items()}))
+        own = store_of("ca.pem", "client.pem", "client.key", 20)
         for i in range(4):
             claim(own, *range(25 * i, 25 * i + 25), container=f"c{i}")
         assert offsets(own) == list(range(100))
-        refused(
-            "not trusted", "other-ca.pem", "etcd_ca_cert_file", ca="other-ca.pem", cert="client.pem", key="client.key"
-        )
-        refused("client certificate", "there is none", "etcd_cert_file", ca="ca.pem")
-        refused("client certificate", "stranger.pem", ca="ca.pem", cert="stranger.pem", key="stranger.key")
-        refused("cannot be used", "No such file", ca="missing.pem")
-        refused("cannot be used", "client.pem", "server.key", ca="ca.pem", cert="client.pem", key="server.key")
+        for files, words in (
+            (("other-ca.pem", "client.pem", "client.key"), ("not trusted", "other-ca.pem", "etcd_ca_cert_file")),
+            (("ca.pem",), ("client certificate", "there is none", "etcd_cert_file")),
+            (("ca.pem", "stranger.pem", "stranger.key"), ("client certificate", "stranger.pem")),
+            (("missing.pem",), ("cannot be used", "No such file")),
+            (("ca.pem", "client.pem", "server.key"), ("cannot be used", "client.pem", "server.key")),
+        ):
+            with pytest.raises(InvalidConfig) as caught:
+                store_of(*files).find(owner().attachment)
+            assert all(word in caught.value.msg[:250] for word in words), caught.value.msg
         cluster.members[0].url = cluster.members[0].url.replace("https", "http")
         with pytest.raises(Unreachable, match="https://"):
-            find(0.3)
+            store_of(seconds=0.3).find(owner().attachment)
 
 
 def files_of(pems: Path, client: str) -> dict[str, str]:
@@ -673,11 +545,11 @@ def test_beside_users_a_client_certificate_has_no_common_name_and_is_not_enough(
     with tls_cluster(pems, "server", "--client-cert-auth", "--trusted-ca-file", f"{pems}/ca.pem") as cluster:
         find("client")
         flags = [f"--cacert={pems}/ca.pem", f"--cert={pems}/client.pem", f"--key={pems}/client.key"]
-        for words in ("user add root:x", "user add client:x", "role add r", "user grant-role client r"):
-            cluster.ctl(*words.split(), flags=flags)
-        cluster.ctl("role", "grant-permission", "r", "--prefix=true", "readwrite", "/railcni/", flags=flags)
-        cluster.ctl("user", "grant-role", "root", "root", flags=flags)
-        cluster.ctl("auth", "enable", flags=flags)
+        ctl = partial(cluster.ctl, flags=flags)
+        run(ctl, "user add root:x", "user add client:x", "role add r", "user grant-role client r")
+        run(
+            ctl, "role grant-permission r --prefix=true readwrite /railcni/", "user grant-role root root", "auth enable"
+        )
         user = {"user": "client", "password": "x"}
         for more in ({}, user):
             with pytest.raises(InvalidConfig) as caught:
@@ -730,34 +602,33 @@ def tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def guarded() -> Iterator[Cluster]:
     """A cluster with users: root, and railcni, which may read and write below /railcni/."""
     with Cluster(1, ["--bcrypt-cost=4"]) as cluster:
-        cluster.ctl("user", "add", "root:secret")
-        cluster.ctl("user", "add", "railcni:s3cret")
-        cluster.ctl("role", "add", "leases")
-        cluster.ctl("role", "grant-permission", "leases", "--prefix=true", "readwrite", "/railcni/")
-        cluster.ctl("user", "grant-role", "railcni", "leases")
-        cluster.ctl("user", "grant-role", "root", "root")
-        cluster.ctl("auth", "enable")
+        run(cluster.ctl, "user add root:secret", "user add railcni:s3cret", "role add leases")
+        run(cluster.ctl, "role grant-permission leases --prefix=true readwrite /railcni/")
+        run(cluster.ctl, "user grant-role railcni leases", "user grant-role root root", "auth enable")
         yield cluster
+
+
+def run(ctl: Callable[..., str], *commands: str) -> None:
+    for command in commands:
+        ctl(*command.split())
 
 
 def test_a_user_has_a_password_and_the_rights_that_it_was_granted(
     guarded: Cluster, reached: Callable[..., EtcdStore]
 ) -> None:
-    def store_of(user: str = "railcni", password: str = "s3cret", **more: str) -> EtcdStore:
-        return reached(guarded, user=user, password=password, **more)
-
-    own = store_of()
+    good = {"user": "railcni", "password": "s3cret"}
+    own = reached(guarded, **good)
     assert claim(own, 1, 2)
     assert own.release(own.find(owner().attachment)) == 2
     own.settle(owner().attachment, 1)
-    for refused, words in (
-        (store_of(password="wrong"), ("railcni", "etcd_password")),
-        (store_of(user="nobody"), ("nobody", "etcd_username")),
-        (store_of(user=""), ("asks for authentication", "etcd_username")),
-        (store_of(prefix="/elsewhere"), ("denies", "railcni", "grant-permission", "etcd_prefix")),
+    for other, words in (
+        ({"password": "wrong"}, ("railcni", "etcd_password")),
+        ({"user": "nobody"}, ("nobody", "etcd_username")),
+        ({"user": ""}, ("asks for authentication", "etcd_username")),
+        ({"prefix": "/elsewhere"}, ("denies", "railcni", "grant-permission", "etcd_prefix")),
     ):
         with pytest.raises(InvalidConfig) as caught:
-            refused.find(owner().attachment)
+            reached(guarded, **good | other).find(owner().attachment)
         assert all(word in caught.value.msg[:250] for word in words), caught.value.msg
         assert "s3cret" not in str(caught.value.document("1.1.0"))
 
@@ -782,8 +653,7 @@ def test_without_its_rights_no_verb_waits_and_with_them_again_nothing_is_left(
             place.call(verb, container, **more)
         return caught.value.code
 
-    for words in (f"user add {name}:x", f"role add {name}", f"user grant-role {name} {name}"):
-        ctl(*words.split())
+    run(ctl, f"user add {name}:x", f"role add {name}", f"user grant-role {name} {name}")
     grant("readwrite")
     for container in ("c1", "c2"):
         place.add(container)
