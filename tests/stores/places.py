@@ -112,10 +112,14 @@ class Place:
 
     @property
     def store_ref(self) -> dict[str, Any]:
-        """The store itself, past the proxy."""
-        ((_, _, record),) = self.records().all()
-        found: dict[str, Any] = record["store"]
+        """The store itself, past the proxy, as the first record names it."""
+        found: dict[str, Any] = self.records().all()[0][2]["store"]
         return found
+
+    def check(self, container: str, pod: str, *addresses: str, **more: Any) -> None:
+        """CHECK, with these addresses in the previous result."""
+        previous = {"cniVersion": "1.1.0", "ips": [{"address": address} for address in addresses]}
+        self.call("CHECK", container, pod, config=more.pop("config", {}) | {"prevResult": previous}, **more)
 
     def store(self, store_ref: dict[str, Any]) -> Store:
         return stores.open_store(store_ref, CREATE, local.restorer(store_ref, self.records()), 5)

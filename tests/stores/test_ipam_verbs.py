@@ -145,14 +145,18 @@ def test_a_range_changed_under_a_live_lease_moves_the_retried_attachment_if_it_n
     host.agree()
 
 
-def test_an_exhausted_second_range_leaves_a_retried_attachment_what_it_had(host: Host) -> None:
+def test_an_exhausted_second_range_leaves_a_retried_attachment_what_it_had_and_gives_a_new_one_nothing(
+    host: Host,
+) -> None:
     second = {"ipRanges": [{"range": "10.9.0.0/30"}]}
     host.add("c1")
     for other in ("c2", "c3"):
         host.add(other, second)
-    with pytest.raises(TryAgainLater, match=r"10\.9\.0\.0-30 is exhausted: 2 of the 2 .*railcni ipam leases"):
-        host.add("c1", second)
+    for container in ("c1", "new"):
+        with pytest.raises(TryAgainLater, match=r"10\.9\.0\.0-30 is exhausted: 2 of the 2 .*railcni ipam leases"):
+            host.add(container, second)
     assert host.leased()["10.0.0.1"] == "c1"
+    assert "new" not in host.leased().values()
     host.agree()
 
 
