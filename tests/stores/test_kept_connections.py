@@ -26,6 +26,12 @@ def server() -> Iterator[ApiServer]:
 
 
 @pytest.fixture
+def path(server: ApiServer, tmp_path: Path) -> str:
+    """Of a kubeconfig that names the server."""
+    return server.kubeconfig(tmp_path)
+
+
+@pytest.fixture
 def dialled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The ports that were connected to, in a process that keeps connections."""
     found: list[int] = []
@@ -52,44 +58,34 @@ def call(kubeconfig: str, *, is_closed: bool = False) -> None:
 
 @pytest.mark.parametrize("is_closed", [False, True])
 def test_calls_one_after_another_have_one_connection(
-    server: ApiServer, dialled: list[int], tmp_path: Path, is_closed: bool
+    server: ApiServer, dialled: list[int], path: str, is_closed: bool
 ) -> None:
-    kubeconfig = server.kubeconfig(tmp_path)
     for _ in range(3):
-        call(kubeconfig, is_closed=is_closed)
+        call(path, is_closed=is_closed)
     assert dialled == [server.port]
 
 
-def test_what_a_cold_call_has_opened_ends_with_it(
-    server: ApiServer, dialled: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_a_cold_call_has_opened_ends_with_it_and_an_idle_connection_is_not_trusted(
+    server: ApiServer, dialled: list[int], path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(base, "connections", None)
-    kubeconfig = server.kubeconfig(tmp_path)
-    for _ in range(2):
-        call(kubeconfig)
-    assert dialled == [server.port] * 2
+    with monkeypatch.context() as patch:
+        patch.setattr(base, "connections", None)
+        for _ in range(2):
+            call(path)
+    call(path)
+    assert dialled == [server.port] * 3
+    monkeypatch.setattr(http, "_KEPT_SECONDS", 0.0)
+    call(path)
+    assert dialled == [server.port] * 4
 
 
-def test_a_connection_that_the_server_has_closed_is_made_anew(
-    server: ApiServer, dialled: list[int], tmp_path: Path
-) -> None:
-    kubeconfig = server.kubeconfig(tmp_path)
-    call(kubeconfig)
+def test_a_connection_that_the_server_has_closed_is_made_anew(server: ApiServer, dialled: list[int], path: str) -> None:
+    call(path)
     (connection,) = (base.connections or {}).values()
     connection._socket.shutdown(0)  # as when the server has closed it: its end is there to be read
-    call(kubeconfig)
+    call(path)
     assert dialled == [server.port] * 2
     assert len(base.connections or {}) == 1
-
-
-def test_one_that_was_idle_for_long_is_not_trusted(
-    server: ApiServer, dialled: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kubeconfig = server.kubeconfig(tmp_path)
-    call(kubeconfig)
-    monkeypatch.setattr(http, "_KEPT_SECONDS", 0.0)
-    call(kubeconfig)
-    assert dialled == [server.port] * 2
 
 
 def test_another_kubeconfig_has_another_connection(dialled: list[int], tmp_path: Path) -> None:
@@ -106,15 +102,15 @@ def test_another_kubeconfig_has_another_connection(dialled: list[int], tmp_path:
             server.close()
 
 
-def test_credentials_that_change_have_another_connection(server: ApiServer, dialled: list[int], tmp_path: Path) -> None:
-    path = Path(server.kubeconfig(tmp_path))
-    call(str(path))
-    authority = tmp_path / "ca.crt"
-    authority.write_text("another authority")
-    document = json.loads(path.read_text())
-    document["clusters"][0]["cluster"]["certificate-authority"] = str(authority)
-    path.write_text(json.dumps(document))
-    call(str(path))
+def test_credentials_that_change_have_another_connection(
+    server: ApiServer, dialled: list[int], path: str, tmp_path: Path
+) -> None:
+    call(path)
+    (tmp_path / "ca.crt").write_text("another authority")
+    document = json.loads(Path(path).read_text())
+    document["clusters"][0]["cluster"]["certificate-authority"] = str(tmp_path / "ca.crt")
+    Path(path).write_text(json.dumps(document))
+    call(path)
     assert dialled == [server.port] * 2
 
 
@@ -131,12 +127,9 @@ def test_a_token_that_changes_is_used_on_the_connection_of_the_former(
     assert dialled == [server.port]
 
 
-def test_a_connection_that_is_lost_in_a_request_is_not_kept(
-    server: ApiServer, dialled: list[int], tmp_path: Path
-) -> None:
-    kubeconfig = server.kubeconfig(tmp_path)
-    call(kubeconfig)
+def test_a_connection_that_is_lost_in_a_request_is_not_kept(server: ApiServer, dialled: list[int], path: str) -> None:
+    call(path)
     server.faults = lambda method, resource, number: "drop after" if number == 2 else None
-    call(kubeconfig)
+    call(path)
     assert dialled == [server.port] * 2
     assert not any(connection.closed for connection in (base.connections or {}).values())

@@ -56,7 +56,9 @@ def test_a_kubeconfig_in_yaml_is_read_where_pyyaml_is_installed_else_refused_wit
         kubeconfig.load(path)
 
 
-def test_the_line_of_a_fault_of_yaml_is_named(tmp_path: Path) -> None:
+def test_a_kubeconfig_that_is_not_there_and_the_line_of_a_fault_of_yaml_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match=f"{tmp_path}/k cannot be read"):
+        kubeconfig.load(str(tmp_path / "k"))
     (tmp_path / "k").write_text("a: b\nc: {d\n")
     with pytest.raises(InvalidConfig, match="line 3 is not YAML"):
         kubeconfig.load(str(tmp_path / "k"))
@@ -65,7 +67,7 @@ def test_the_line_of_a_fault_of_yaml_is_named(tmp_path: Path) -> None:
 def test_the_plugins_interpreter_finds_pyyaml(tmp_path: Path) -> None:
     """It starts without the folders of installed libraries (-S)."""
     path = write(tmp_path / "k")
-    (tmp_path / "k").write_text(yaml.safe_dump(json.loads((tmp_path / "k").read_text())))
+    Path(path).write_text(yaml.safe_dump(json.loads(Path(path).read_text())))
     script = "import sys; sys.path.insert(0, sys.argv[1]); from ipam.stores.apiserver import kubeconfig; print(kubeconfig.load(sys.argv[2]))"
     done = subprocess.run([sys.executable, "-IS", "-c", script, str(ROOT), path], capture_output=True, text=True)
     assert done.stdout == "https://10.0.0.1:6443\n", done.stderr
@@ -173,11 +175,6 @@ def test_the_status_of_an_exec_helper_is_known_though_the_caller_ignores_sigchld
         signal.signal(signal.SIGCHLD, former)
 
 
-def test_a_kubeconfig_that_is_not_there_is_named() -> None:
-    with pytest.raises(InvalidConfig, match="/nowhere/k cannot be read"):
-        kubeconfig.load("/nowhere/k")
-
-
 # --- against a server ---
 
 
@@ -252,9 +249,8 @@ def test_a_certificate_for_another_name_needs_tls_server_name(tmp_path: Path, st
 def test_a_client_certificate_is_shown_from_files_or_data(tmp_path: Path, start: Start, pki: Path) -> None:
     server, ca = start(client=True), {"certificate-authority": str(pki / "ca.pem")}
     files = {"client-certificate": str(pki / "client.pem"), "client-key": str(pki / "client.key")}
-    data = {f"{key}-data": encoded(Path(path)) for key, path in files.items()}
     assert works(api(tmp_path, server, files, **ca))
-    assert works(api(tmp_path, server, data, **ca))
+    assert works(api(tmp_path, server, {f"{key}-data": encoded(Path(path)) for key, path in files.items()}, **ca))
     with pytest.raises(CniError):
         works(api(tmp_path, server, None, 1, **ca))
     with pytest.raises(InvalidConfig, match="client-certificate with the key client-key"):
@@ -263,13 +259,11 @@ def test_a_client_certificate_is_shown_from_files_or_data(tmp_path: Path, start:
 
 def test_a_token_file_is_read_again_when_its_token_is_refused(tmp_path: Path, start: Start) -> None:
     server = start(tls=False)
-    server.tokens = {"first"}
-    (tmp_path / "token").write_text("first\n")
     one = api(tmp_path, server, {"tokenFile": "token", "token": "never used"})
-    assert works(one)
-    server.tokens = {"second"}
-    (tmp_path / "token").write_text("second\n")
-    assert works(one)
+    for token in ("first", "second"):
+        server.tokens = {token}
+        (tmp_path / "token").write_text(f"{token}\n")
+        assert works(one)
     server.tokens = {"third"}
     with pytest.raises(InvalidConfig, match="does not accept the credentials"):
         works(one)
@@ -291,15 +285,12 @@ PRINT = """echo x >> "$0.runs"; printf '{"status": {"token": "%s"}}' "$(cat "$0.
 
 def test_an_exec_helper_is_run_once_and_again_when_its_token_is_refused(tmp_path: Path, start: Start) -> None:
     server = start(tls=False)
-    server.tokens = {"a-b-c"}
-    (tmp_path / "helper.token").write_text("a")
     user = helper(tmp_path, PRINT, args=["-c"], env=[{"name": "SUFFIX", "value": "-b"}])
     one = api(tmp_path, server, user)
-    assert works(one)
-    assert works(one)
-    server.tokens = {"z-b-c"}
-    (tmp_path / "helper.token").write_text("z")
-    assert works(one)
+    for token in ("a", "z"):
+        server.tokens = {f"{token}-b-c"}
+        (tmp_path / "helper.token").write_text(token)
+        assert works(one) and works(one)
     assert (tmp_path / "helper.runs").read_text() == "x\nx\n"
 
 
