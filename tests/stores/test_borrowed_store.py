@@ -7,6 +7,7 @@ import json
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,28 +48,31 @@ class Place:
 Reached = Callable[[int, bool], int]
 
 
-def of_etcd(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reached: Reached) -> Iterator[Place]:
-    """A prefix beside that of the flat file, by the flat file's user and password."""
+@contextlib.contextmanager
+def cluster_of(*flags: str) -> Iterator[tuple[Cluster, Callable[..., str]]]:
+    """An etcd, with the user root if it has flags, and what runs etcdctl there."""
     if etcd.unusable():
         pytest.skip(etcd.unusable())
-    with Cluster(1, ["--bcrypt-cost=4"]) as cluster:
-        cluster.ctl("user", "add", "root:s3cret")
-        cluster.ctl("user", "grant-role", "root", "root")
-        cluster.ctl("auth", "enable")
+    with Cluster(1, flags) as cluster:
+        for words in ("user add root:s3cret", "user grant-role root root", "auth enable") if flags else ():
+            cluster.ctl(*words.split())
+        yield cluster, partial(cluster.ctl, flags=["--user=root:s3cret"] if flags else [])
+
+
+def keys_below(ctl: Callable[..., str], prefix: str) -> list[str]:
+    return sorted(key for key in ctl("get", "--prefix", prefix, "--keys-only").split() if "/void/" not in key)
+
+
+def of_etcd(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reached: Reached) -> Iterator[Place]:
+    """A prefix beside that of the flat file, by the flat file's user and password."""
+    with cluster_of("--bcrypt-cost=4") as (cluster, ctl):
         flat = tmp_path / "whereabouts.conf"
         port = reached(cluster.members[0].port, True)
         own = {"etcd_host": f"127.0.0.1:{port}", "etcd_username": "root", "etcd_password": "s3cret"}
         monkeypatch.setattr(source, "PATHS", (str(flat),))
         flat.write_text(json.dumps({**own, "etcd_prefix": "/registry"}))
-
-        def keys() -> list[str]:
-            listed = cluster.ctl("get", "--prefix", "/registry", "--keys-only", flags=["--user=root:s3cret"])
-            return sorted(key for key in listed.split() if "/void/" not in key)
-
-        def narrow() -> None:
-            flat.write_text(json.dumps(own))
-
-        yield Place(host, {"datastore": "etcd", "etcd_prefix": "/registry"}, keys, narrow)
+        block = {"datastore": "etcd", "etcd_prefix": "/registry"}
+        yield Place(host, block, lambda: keys_below(ctl, "/registry"), lambda: flat.write_text(json.dumps(own)))
 
 
 def of_kubeconfig(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reached: Reached) -> Iterator[Place]:
@@ -78,36 +82,24 @@ def of_kubeconfig(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, r
     Path(path).write_text(Path(path).read_text().replace(f":{server.port}", f":{reached(server.port, False)}"))
     block = {"datastore": "addresslease", "kubernetes": {"kubeconfig": path}}
 
-    def narrow() -> None:
-        monkeypatch.setattr(policy, "_current", policy.Policy({"logRoots": ["/"], "dataRoots": [str(tmp_path)]}))
+    def keys() -> list[str]:
+        found = {name: server.spec("addressleases", name, "borrowed") or {} for name in server.names("addressleases")}
+        return sorted(name for name, spec in found.items() if spec["state"] == "held")
 
-    yield Place(
-        host,
-        block,
-        lambda: sorted(
-            n for n in server.names("addressleases") if server.spec("addressleases", n, "borrowed")["state"] == "held"
-        ),
-        narrow,
-    )  # type: ignore[index]
+    yield Place(host, block, keys, partial(narrow, tmp_path, monkeypatch))
     server.close()
+
+
+def narrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the node's policy allow networks no store but files."""
+    monkeypatch.setattr(policy, "_current", policy.Policy({"logRoots": ["/"], "dataRoots": [str(tmp_path)]}))
 
 
 def of_host(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reached: Reached) -> Iterator[Place]:
     """A host of etcd that networks could name, and cannot any more."""
-    if etcd.unusable():
-        pytest.skip(etcd.unusable())
-    with Cluster(1) as cluster:
-        port = reached(cluster.members[0].port, True)
-        block = {"datastore": "etcd", "etcd_host": f"127.0.0.1:{port}"}
-
-        def keys() -> list[str]:
-            listed = cluster.ctl("get", "--prefix", "/railcni", "--keys-only")
-            return sorted(key for key in listed.split() if "/void/" not in key)
-
-        def narrow() -> None:
-            monkeypatch.setattr(policy, "_current", policy.Policy({"logRoots": ["/"], "dataRoots": [str(tmp_path)]}))
-
-        yield Place(host, block, keys, narrow)
+    with cluster_of() as (cluster, ctl):
+        block = {"datastore": "etcd", "etcd_host": f"127.0.0.1:{reached(cluster.members[0].port, True)}"}
+        yield Place(host, block, lambda: keys_below(ctl, "/railcni"), partial(narrow, tmp_path, monkeypatch))
 
 
 @pytest.fixture(params=["well", "unwell"])
@@ -160,16 +152,10 @@ def test_a_password_of_the_flat_file_reaches_no_server_that_only_a_network_has_n
     tmp_path: Path, free_paths: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The network's author may take the password out of the block after the ADD."""
-    if etcd.unusable():
-        pytest.skip(etcd.unusable())
-    host = Host(tmp_path)
-    flat = tmp_path / "whereabouts.conf"
+    host, flat = Host(tmp_path), tmp_path / "whereabouts.conf"
     monkeypatch.setattr(source, "PATHS", (str(flat),))
     flat.write_text("{}")
-    with Cluster(1, ["--bcrypt-cost=4"]) as cluster:
-        cluster.ctl("user", "add", "root:s3cret")
-        cluster.ctl("user", "grant-role", "root", "root")
-        cluster.ctl("auth", "enable")
+    with cluster_of("--bcrypt-cost=4") as (cluster, _):
         block = {"datastore": "etcd", "etcd_host": ",".join(cluster.endpoints), "etcd_username": "root"}
         host.add("c1", {**block, "etcd_password": "s3cret"})
         flat.write_text(json.dumps({"etcd_host": "10.0.0.1", "etcd_username": "root", "etcd_password": "s3cret"}))
@@ -180,7 +166,7 @@ def test_a_password_of_the_flat_file_reaches_no_server_that_only_a_network_has_n
 @pytest.fixture
 def listener(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
     """A server on a host that the node lets no network name."""
-    monkeypatch.setattr(policy, "_current", policy.Policy({"logRoots": ["/"], "dataRoots": [str(tmp_path)]}))
+    narrow(tmp_path, monkeypatch)
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
         yield server
@@ -213,17 +199,12 @@ def test_a_host_that_a_network_adds_to_that_of_a_record_is_not_connected_to(
     tmp_path: Path, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The block names the recorded endpoint too, which does not serve now."""
-    if etcd.unusable():
-        pytest.skip(etcd.unusable())
-    narrow = policy._current
-    monkeypatch.setattr(policy, "_current", policy.Policy({**ROOTS, "dataRoots": [str(tmp_path)]}))
     host = Host(tmp_path)
-    with Cluster(1) as cluster:
+    with cluster_of() as (cluster, _), monkeypatch.context() as patch:
+        patch.setattr(policy, "_current", policy.Policy({**ROOTS, "dataRoots": [str(tmp_path)]}))
         own = ",".join(cluster.endpoints)
         block = {"datastore": "etcd", "etcd_host": own, "store_timeout": 1}
         host.add("c1", block)
-        monkeypatch.setattr(policy, "_current", narrow)
-    more = {**block, "etcd_host": f"127.0.0.1:{listener.getsockname()[1]},{own}"}
-    host.delete("c1", more)
+    host.delete("c1", {**block, "etcd_host": f"127.0.0.1:{listener.getsockname()[1]},{own}"})
     assert not is_reached(listener)
     assert list(host.recorded()) == ["c1"]  # pending

@@ -6,17 +6,16 @@ A network can name the server (`etcd_host`, the kubeconfig), so a node must bear
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from itertools import repeat
+from collections.abc import Callable
+from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
 
-from tests import proxy
+from tests.stores.test_etcd_calls import Server
+from tests.stores.test_kubeconfig import write as kubeconfig
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_MIB = 700  # for a call; it would take all that there is
@@ -71,53 +70,12 @@ except CniError as fault:
 """
 
 
-class Talker:
-    """Answers each request with `once`, and then with `more` until the client has gone."""
-
-    def __init__(self, once: bytes, more: bytes) -> None:
-        self._said = (once, more)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                peer, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._talk, args=(peer,), daemon=True).start()
-
-    def _talk(self, peer: socket.socket) -> None:
-        once, more = self._said
-        with peer:
-            try:
-                peer.recv(1 << 16)
-                peer.sendall(once)
-                for piece in repeat(more):
-                    peer.sendall(piece)
-            except OSError:
-                pass  # it has heard enough
-
-    def close(self) -> None:
-        proxy.end([self._listener])
-
-
-@pytest.fixture
-def talker(case: str) -> Iterator[Talker]:
-    talker = Talker(b"", LONG[case]()) if case in LONG else Talker(*SAID[case][:2])
-    yield talker
-    talker.close()
-
-
-def store_of(kind: str, talker: Talker, folder: Path) -> dict[str, object]:
+def store_of(kind: str, port: int, folder: Path) -> dict[str, object]:
     if kind == "etcd":
         absent = {"user": "", "ca": "", "cert": "", "key": ""}
-        return {"kind": "etcd", "endpoints": [f"http://127.0.0.1:{talker.port}"], "prefix": "/railcni", **absent}
-    server = {"clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{talker.port}"}}]}
-    context = {"contexts": [{"name": "x", "context": {"cluster": "c", "user": ""}}], "current-context": "x"}
-    (folder / "config").write_text(json.dumps(server | context))
-    return {"kind": kind, "kubeconfig": str(folder / "config"), "namespace": "kube-system"}
+        return {"kind": "etcd", "endpoints": [f"http://127.0.0.1:{port}"], "prefix": "/railcni", **absent}
+    path = kubeconfig(folder / "config", cluster={"server": f"http://127.0.0.1:{port}"})
+    return {"kind": kind, "kubeconfig": path, "namespace": "kube-system"}
 
 
 # One client of HTTP reads for both stores, each of which decodes the documents itself; each long document takes seconds.
@@ -130,15 +88,16 @@ CASES = [
 
 @pytest.mark.parametrize(("kind", "case"), CASES)
 def test_a_server_that_never_ends_its_reply_is_an_error_that_names_it_and_takes_little_memory(
-    kind: str, case: str, talker: Talker, tmp_path: Path
+    kind: str, case: str, tmp_path: Path
 ) -> None:
-    store_ref = store_of(kind, talker, tmp_path)
+    once, more, word = (b"", LONG[case](), "") if case in LONG else SAID[case]
+    server = Server(*[chain([once] if once else [], repeat(more)) for _ in range(100)])
+    store_ref = store_of(kind, server.port, tmp_path)
     argv = [sys.executable, "-IS", "-c", CALL, str(ROOT), json.dumps(store_ref), "3" if case in LONG else "1"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    server.close()
     assert done.returncode == 0, done.stderr[-2000:]
     said, mib = json.loads(done.stdout)
-    assert f"127.0.0.1:{talker.port}" in said
-    assert case in LONG or SAID[case][2] in said or "timed out" in said, (
-        said
-    )  # a busy machine may be too slow for the bounds
+    assert f"127.0.0.1:{server.port}" in said
+    assert word in said or "timed out" in said, said  # a busy machine may be too slow for the bounds
     assert mib < MOST_MIB, (said, mib)

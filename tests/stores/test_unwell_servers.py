@@ -19,7 +19,7 @@ from ipam.leases import Want
 from ipam.stores import base, http
 from ipam.stores.addresslease import objects
 from ipam.stores.apiserver.resources import POOLS, RESERVATIONS, RIGHTS
-from ipam.stores.base import Claimed, Unreachable
+from ipam.stores.base import Claimed, Store, Unreachable
 from ipam.stores.etcd import EtcdStore, txn
 from ipam.stores.ippool import locks
 from tests.each import pairwise, quick
@@ -136,12 +136,6 @@ def test_an_add_that_others_forestall_makes_one_request_a_second_after_five_seco
 # --- a server that cannot serve changes for a while ---
 
 
-def trouble(fault: Any, count: int, store: str = "") -> Any:
-    """The faults of a server that cannot serve the next `count` changes."""
-    left = [fault] * count
-    return lambda method, resource, number: left.pop() if method != "GET" and store in resource and left else None
-
-
 @contextmanager
 def ill(place: Place, choose: Callable[[str], str]) -> Iterator[Unwell]:
     """Let the changes in the place's store fall ill as `choose` says."""
@@ -153,6 +147,32 @@ def ill(place: Place, choose: Callable[[str], str]) -> Iterator[Unwell]:
         place.proxy.target = well
 
 
+class Died(BaseException):
+    """The call is killed."""
+
+
+def die(*_: object) -> None:
+    raise Died
+
+
+@contextmanager
+def elsewhere(place: Place) -> Iterator[None]:
+    """With the locks of another node."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(locks, "DIRECTORY", str(place.directory / "run2"))
+        yield
+
+
+@pytest.fixture
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "time", Hurry)
+
+
+def free_rival(store: Store, pool: str) -> int:
+    """Release what the container `rival` has leased."""
+    return store.release([lease for lease in store.leases(pool) if lease.container_id == "rival"])
+
+
 @pytest.mark.parametrize(
     ("place", "illness"),
     [  # each illness with one store or two
@@ -162,8 +182,7 @@ def ill(place: Place, choose: Callable[[str], str]) -> Iterator[Unwell]:
     ],
     indirect=["place"],
 )
-def test_an_add_outlasts_a_server_that_is_ill(place: Place, illness: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "time", Hurry)
+def test_an_add_outlasts_a_server_that_is_ill(place: Place, illness: str, hurry: None) -> None:
     assert place.add("c1", "a") == "10.0.0.1"
     store_ref = place.store_ref
     with ill(place, first(illness, 7)) as unwell:
@@ -183,7 +202,7 @@ def share(place: Place) -> dict[str, Any]:
     """Give c1 and c2 the static address, and delete c1, which had the lease; the reference to the store."""
     for container in ("c1", "c2"):
         place.add(container, container, **SHARED)
-    store_ref: dict[str, Any] = place.records().all()[0][2]["store"]
+    store_ref = place.store_ref
     place.delete("c1", "c1", **SHARED)
     return store_ref
 
@@ -191,10 +210,9 @@ def share(place: Place) -> dict[str, Any]:
 @pytest.mark.parametrize("illness", ["timeout", LOST, LOST_AFTER, LATE])
 @pytest.mark.parametrize("place", ILL_STORES, indirect=True)
 def test_a_shared_address_is_leased_again_although_the_first_attempt_was_open(
-    place: Place, illness: str, monkeypatch: pytest.MonkeyPatch
+    place: Place, illness: str, hurry: None
 ) -> None:
     """A later attempt of the agent makes it: in etcd when the member has forgotten that the first one was forbidden."""
-    monkeypatch.setattr(base, "time", Hurry)
     store_ref = share(place)
     with ill(place, first(illness, 3)) as unwell:
         place.flush(store_ref)
@@ -210,10 +228,9 @@ def test_a_shared_address_is_leased_again_although_the_first_attempt_was_open(
 @pytest.mark.parametrize("illness", ILL)
 @pytest.mark.parametrize("place", ["kubernetes"], indirect=True)
 def test_a_reservation_of_go_s_is_completed_by_the_add_that_takes_its_lease_over(
-    place: Place, illness: str, monkeypatch: pytest.MonkeyPatch
+    place: Place, illness: str, hurry: None
 ) -> None:
     """Go's whereabouts names the pod in it, and no container."""
-    monkeypatch.setattr(base, "time", Hurry)
     place.add("other", "b")
     store_ref = place.store_ref
     pool = place.server.spec(POOLS, "10.0.0.0-24")
@@ -244,9 +261,8 @@ REFUSALS: dict[str, list[dict[str, Any]]] = {  # the ranges of an ADD, which oth
     indirect=["place"],
 )
 def test_an_add_that_is_refused_after_an_open_attempt_leaves_nothing(
-    place: Place, case: str, illness: str, monkeypatch: pytest.MonkeyPatch
+    place: Place, case: str, illness: str, hurry: None
 ) -> None:
-    monkeypatch.setattr(base, "time", Hurry)
     ranges = REFUSALS[case]
     del place.block["range"]
     for number, rng in enumerate((ONE, TWO, THREE)):  # so that each pool exists
@@ -260,22 +276,17 @@ def test_an_add_that_is_refused_after_an_open_attempt_leaves_nothing(
         if not left:
             return ""
         fault = left.pop()
-        with monkeypatch.context() as patch:  # the locks of another node
-            patch.setattr(locks, "DIRECTORY", str(place.directory / "run2"))
+        with elsewhere(place):
             store = place.store({**record["store"]})
             assert isinstance(store.claim([Want("10.0.0.0-30", 4, (10 << 24) + 1, "")], owner("rival")), Claimed)
         return fault
 
     with ill(place, choose) as unwell:
-        try:
+        with pytest.raises(TryAgainLater, match="exhausted") as refused:
             place.call("ADD", "refused", "r", ipRanges=ranges)
-        except TryAgainLater as fault:
-            assert not isinstance(fault, Unreachable) and "exhausted" in fault.msg
-            place.delete("refused", "r", ipRanges=ranges)
-        else:
-            pytest.fail("the range had an address")
-        store = place.store(record["store"])
-        assert store.release([x for x in store.leases("10.0.0.0-30") if x.container_id == "rival"]) == 1
+        assert not isinstance(refused.value, Unreachable)
+        place.delete("refused", "r", ipRanges=ranges)
+        assert free_rival(place.store(record["store"]), "10.0.0.0-30") == 1
         unwell.catch_up()
     assert unwell.met
     assert place.leased(record["store"]) == {"10.0.0.5": "before"}
@@ -287,51 +298,41 @@ def test_an_add_that_is_refused_after_an_open_attempt_leaves_nothing(
 @pytest.mark.parametrize("illness", [LATE, "timeout"])
 @pytest.mark.parametrize("place", ILL_STORES, indirect=True)
 def test_an_add_whose_second_attempt_loses_its_address_holds_another_alone(
-    place: Place, illness: str, at: int, monkeypatch: pytest.MonkeyPatch
+    place: Place, illness: str, at: int, hurry: None
 ) -> None:
     """The first attempt is open; the rival claims before change number `at` is served."""
-    monkeypatch.setattr(base, "time", Hurry)
-    wide = {"range": "10.0.0.0/24"}
-    place.add("before", "b", node="node-2", **wide)
+    place.add("before", "b", node="node-2")
     ((_, _, record),) = place.records("node-2").all("ipam")
     changes: list[str] = []
 
     def choose(change: str) -> str:
         changes.append(change)
         if len(changes) == at:
-            with monkeypatch.context() as patch:  # the locks of another node
-                patch.setattr(locks, "DIRECTORY", str(place.directory / "run2"))
+            with elsewhere(place):
                 place.store({**record["store"]}).claim([Want("10.0.0.0-24", 4, (10 << 24) + 2, "")], owner("rival"))
         return illness if len(changes) == 1 else ""
 
     with ill(place, choose) as unwell:
-        given = place.add("c1", "a", **wide)
-        store = place.store(record["store"])
-        store.release([x for x in store.leases("10.0.0.0-24") if x.container_id == "rival"])
+        given = place.add("c1", "a")
+        free_rival(place.store(record["store"]), "10.0.0.0-24")
         unwell.catch_up()
     assert place.leased(record["store"]) == {"10.0.0.1": "before", given: "c1"}
-    place.delete("c1", "a", **wide)
+    place.delete("c1", "a")
     assert place.leased(record["store"]) == {"10.0.0.1": "before"}
-
-
-class Died(BaseException):
-    """The call is killed."""
 
 
 @pytest.mark.parametrize("illness", [LOST, LOST_AFTER, LATE, "timeout"])
 @pytest.mark.parametrize(
     ("place", "ends"),
     [
-        *[(store, "it dies") for store in ILL_STORES],
-        *[(store, "it may write no more") for store in ILL_STORES[:2]],
-        *[(store, "it may do nothing more") for store in ILL_STORES[:2]],
+        *((store, "it dies") for store in ILL_STORES),
+        *itertools.product(ILL_STORES[:2], ["it may write no more", "it may do nothing more"]),
     ],
     indirect=["place"],
 )
 def test_an_add_that_ends_after_an_open_attempt_leaves_nothing_when_its_delete_is_made(
-    place: Place, ends: str, illness: str, monkeypatch: pytest.MonkeyPatch
+    place: Place, ends: str, illness: str, hurry: None
 ) -> None:
-    monkeypatch.setattr(base, "time", Hurry)
     place.add("before", "b", node="node-2")
     ((_, _, record),) = place.records("node-2").all("ipam")
     left = [illness]
@@ -343,9 +344,6 @@ def test_an_add_that_ends_after_an_open_attempt_leaves_nothing_when_its_delete_i
             verbs = ["create", "update", "patch", "delete"] + ["get", "list"] * (ends == "it may do nothing more")
             place.server.forbidden = set(itertools.product(verbs, (ADDRESSES, POOLS, RESERVATIONS)))
         return left.pop() if left else ""
-
-    def die(*_: object) -> None:
-        raise Died
 
     with ill(place, choose) as unwell:
         with pytest.MonkeyPatch.context() as dying, pytest.raises((Died, InvalidConfig)):
@@ -411,7 +409,7 @@ def fill_and_empty(place: Place, between: Callable[[], object] = lambda: None) -
     """Give all four addresses, and free them; the reference to the store, which an attachment's record has."""
     fill(place, place.block["range"], 4)
     between()
-    store_ref: dict[str, Any] = place.records().all()[0][2]["store"]
+    store_ref = place.store_ref
     for number in range(4):
         place.delete(f"f{number}")
     return store_ref
@@ -426,8 +424,12 @@ def test_an_add_takes_a_node_slice_though_the_server_cannot_serve_changes_for_a_
     allocations = [{"nodeName": "", "sliceRange": f"10.0.0.{low}/26"} for low in (0, 64)]
     spec = {"range": "10.0.0.0/24", "sliceSize": "/26"}
     place.server.put("nodeslicepools", "kube-system", "rdma-net", spec, {"allocations": allocations})
-    place.server.faults = trouble((503, "upstream connect error"), 5, "nodeslicepools")
+    left = [(503, "upstream connect error")] * 5
+    place.server.faults = lambda method, resource, number: (
+        left.pop() if method != "GET" and resource == "nodeslicepools" and left else None
+    )
     assert place.add("c1", "a") == "10.0.0.1"
+    assert not left
 
 
 # --- requests that are served late ---
@@ -438,13 +440,7 @@ def test_a_create_that_is_served_after_its_repetition_was_refused_makes_no_lease
     place.server.lag()
     assert place.add("c1", "a", node="node-2") == "10.0.0.1"
     left = [DROP_LATE]
-
-    def late(method: str, resource: str, number: int) -> Any:
-        if method != "POST" or not left:
-            return None
-        return left.pop()
-
-    place.server.faults = late
+    place.server.faults = lambda method, resource, number: left.pop() if method == "POST" and left else None
     given = place.add("c2", "b")
     assert given != "10.0.0.1" and not left
     place.delete("c1", "a", node="node-2")
@@ -470,11 +466,10 @@ KILLED, ALONE = "it is killed, and the other leaves", "it is killed"
     indirect=["place"],
 )
 def test_a_claim_that_is_served_after_the_release_of_its_attachment_makes_no_lease(
-    place: Place, ends: str, illnesses: tuple[str, ...], at: int, monkeypatch: pytest.MonkeyPatch
+    place: Place, ends: str, illnesses: tuple[str, ...], at: int, hurry: None
 ) -> None:
     """The first changes of an ADD are ill. When it sends its request number `at` after the first of them, it is killed, or
     another attachment leaves, whose address it has tried to claim: the cache does not show that lease."""
-    monkeypatch.setattr(base, "time", Hurry)
     small = {"range": "10.0.0.0/29"}
     place.server.lag()
     place.add("before", "b", node="node-2", **small)
@@ -495,8 +490,7 @@ def test_a_claim_that_is_served_after_the_release_of_its_attachment_makes_no_lea
 
     def leave() -> None:
         ills, left[:] = left[:], []
-        with monkeypatch.context() as patch:  # the locks of another node
-            patch.setattr(locks, "DIRECTORY", str(place.directory / "run2"))
+        with elsewhere(place):
             place.delete("before", "b", node="node-2", **small)
         left[:] = ills
 
@@ -528,9 +522,8 @@ KILLS = [0, 1, 2, 3, 4]  # the number of the change after which the first attemp
 @pytest.mark.parametrize(("illness", "kill"), [(LOST, 0), (LOST_AFTER, 0), *[(LATE, number) for number in KILLS]])
 @pytest.mark.parametrize("place", ILL_STORES, indirect=True)
 def test_a_claim_of_a_shared_address_that_is_served_after_the_release_makes_no_lease(
-    place: Place, illness: str, kill: int, monkeypatch: pytest.MonkeyPatch
+    place: Place, illness: str, kill: int, hurry: None
 ) -> None:
-    monkeypatch.setattr(base, "time", Hurry)
     store_ref = share(place)
     changes, kills = itertools.count(1), [kill]
 
@@ -539,9 +532,6 @@ def test_a_claim_of_a_shared_address_that_is_served_after_the_release_makes_no_l
         if number in kills:
             dying.setattr(http.Connection, "request", die)
         return illness if number <= max(kill, 2) else ""
-
-    def die(*_: object) -> None:
-        raise Died
 
     with ill(place, choose) as unwell:
         with pytest.MonkeyPatch.context() as dying, suppress(Died):
@@ -555,9 +545,8 @@ def test_a_claim_of_a_shared_address_that_is_served_after_the_release_makes_no_l
 
 @pytest.mark.parametrize("place", ILL_STORES, indirect=True)
 def test_a_move_to_another_range_that_is_served_after_the_delete_of_a_killed_add_leaves_nothing(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: Place, hurry: None
 ) -> None:
-    monkeypatch.setattr(base, "time", Hurry)
     others = {"range": "10.0.1.0/24"}
     place.add("other", "b", **others)
     assert place.add("c1", "a") == "10.0.0.1"
@@ -567,9 +556,6 @@ def test_a_move_to_another_range_that_is_served_after_the_delete_of_a_killed_add
         if left:
             dying.setattr(http.Connection, "request", die)
         return left.pop() if left else ""
-
-    def die(*_: object) -> None:
-        raise Died
 
     with ill(place, choose) as unwell:
         with pytest.MonkeyPatch.context() as dying, pytest.raises(Died):
@@ -582,17 +568,14 @@ def test_a_move_to_another_range_that_is_served_after_the_delete_of_a_killed_add
 # --- what a name and its content both say ---
 
 
+BLUE, APART = {"network_name": "blue"}, {"enable_overlapping_ranges": False}
 EDITED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "address": ("10.0.0.1", {}, {"address": "10.0.0.9"}),
-    "address, in a scope": ("10.0.0.1.net.blue", {"network_name": "blue"}, {"address": "10.0.0.9"}),
-    "address, without a scope": (
-        "10.0.0.1.pool.10.0.0.0-24",
-        {"enable_overlapping_ranges": False},
-        {"address": "10.0.0.9"},
-    ),
+    "address, in a scope": ("10.0.0.1.net.blue", BLUE, {"address": "10.0.0.9"}),
+    "address, without a scope": ("10.0.0.1.pool.10.0.0.0-24", APART, {"address": "10.0.0.9"}),
     "scope": ("10.0.0.1", {}, {"scope": "blue"}),
-    "scope of another": ("10.0.0.1.net.blue", {"network_name": "blue"}, {"scope": "red"}),
-    "pool": ("10.0.0.1.pool.10.0.0.0-24", {"enable_overlapping_ranges": False}, {"pool": "10.0.9.0-24"}),
+    "scope of another": ("10.0.0.1.net.blue", BLUE, {"scope": "red"}),
+    "pool": ("10.0.0.1.pool.10.0.0.0-24", APART, {"pool": "10.0.9.0-24"}),
 }
 
 
@@ -631,13 +614,9 @@ def test_an_ippool_whose_range_is_not_that_of_its_name_gives_no_address_and_free
     assert not (place.server.spec("ippools", "10.0.0.0-24") or {}).get("allocations")
 
 
-ENTRY_EDITS = (
-    {"address": "10.0.0.9"},
-    {"pool": "10.0.9.0-24"},
-    {"containerID": "c9"},
-    {"ifname": "net9"},
-    {"sequence": 7},
-)
+ENTRY_EDITS: list[dict[str, Any]] = [
+    *({"address": "10.0.0.9"}, {"pool": "10.0.9.0-24"}, {"containerID": "c9"}, {"ifname": "net9"}, {"sequence": 7})
+]
 
 
 @pytest.mark.parametrize("edited", ENTRY_EDITS, ids=lambda edited: next(iter(edited)))
