@@ -78,16 +78,8 @@ class Refusal(Exception):
 
     def __init__(self, code: int, reason: str, message: str, **details: Any) -> None:
         self.code = code
-        self.document = {
-            "kind": "Status",
-            "apiVersion": "v1",
-            "status": "Failure",
-            "metadata": {},
-            "code": code,
-            "reason": reason,
-            "message": message,
-            "details": details,
-        }
+        self.document = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "metadata": {}, "code": code}
+        self.document |= {"reason": reason, "message": message, "details": details}
 
 
 def _status(code: int, reason: str, message: str, **details: Any) -> Answer:
@@ -200,18 +192,13 @@ class ApiServer:
         self, resource: str, namespace: str, name: str, spec: dict[str, Any], status: Any = None, **metadata: Any
     ) -> None:
         """Write an object as Go or etcdctl might, past the schema."""
+        document = {"apiVersion": f"{group_of(resource)}/{VERSION}", "kind": KINDS[resource], "spec": spec}
+        document |= {} if status is None else {"status": status}
         with self._lock:
-            former = self.objects.get((resource, namespace, name), {}).get("metadata") or self._metadata(
-                namespace, name
-            )
-            former = {**former, **metadata, "resourceVersion": str(next(self._versions))}
-            self.objects[resource, namespace, name] = {
-                "apiVersion": f"{group_of(resource)}/{VERSION}",
-                "kind": KINDS[resource],
-                "metadata": former,
-                "spec": spec,
-                **({} if status is None else {"status": status}),
-            }
+            former = self.objects.get((resource, namespace, name), {}).get("metadata")
+            metadata = {**(former or self._metadata(namespace, name)), **metadata}
+            metadata["resourceVersion"] = str(next(self._versions))
+            self.objects[resource, namespace, name] = {**document, "metadata": metadata}
 
     def add_pod(self, namespace: str, name: str, **more: str) -> str:
         """The uid of a new pod; `more` as Core.add_pod says."""
@@ -425,8 +412,8 @@ class ApiServer:
             raise Refusal(404, "NotFound", f'{resource} "{name}" not found', name=name, kind=resource) from None
         except Exists:
             raise Refusal(409, "Conflict", f'{resource} "{name}" conflicts', name=name, kind=resource) from None
-        except Unfit as fault:
-            raise _unfit(str(fault)) from None
+        except Unfit:
+            raise _unfit() from None
         except Invalid as fault:
             raise Refusal(
                 422, "Invalid", f'{resource} "{name}" is invalid: {fault}', name=name, kind=resource
@@ -509,8 +496,8 @@ class ApiServer:
         try:
             for operation in operations:
                 apply(changed, operation)
-        except (KeyError, ValueError, TypeError) as fault:
-            raise _unfit(str(fault)) from None
+        except (KeyError, ValueError, TypeError):
+            raise _unfit() from None
         changed = self._valid(resource, changed)
         self._refuse_labels(changed["metadata"])
         if changed["metadata"].get("managedFields") == [{}]:  # then nothing is tracked any more
@@ -532,21 +519,15 @@ class ApiServer:
         return pruned
 
     def _metadata(self, namespace: str, name: str) -> dict[str, Any]:
-        return {
-            "name": name,
-            "namespace": namespace,
-            "uid": str(uuid.uuid4()),
-            "generation": 1,
-            "resourceVersion": str(next(self._versions)),
-            "creationTimestamp": "2026-01-01T00:00:00Z",
-        }
+        metadata = {"name": name, "namespace": namespace, "uid": str(uuid.uuid4()), "generation": 1}
+        return metadata | {"resourceVersion": str(next(self._versions)), "creationTimestamp": "2026-01-01T00:00:00Z"}
 
 
 def _brief(document: dict[str, Any]) -> dict[str, Any]:
     return {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": document["metadata"]}
 
 
-def _unfit(why: str) -> Refusal:
+def _unfit() -> Refusal:
     """What is said to a patch that does not apply."""
     return Refusal(422, "Invalid", "the server rejected our request due to an error in our request")
 
@@ -618,12 +599,10 @@ def _check_preconditions(body: bytes, metadata: dict[str, Any], where: str, name
     """Refuse a DELETE of another object or version than `body` names."""
     preconditions = (json.loads(body) if body else {}).get("preconditions") or {}
     for key, what in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
-        if preconditions.get(key, metadata[key]) != metadata[key]:
-            message = (
-                f"Operation cannot be fulfilled on {where}: Precondition failed: {what} in precondition:"
-                f" {preconditions[key]}, {what} in object meta: {metadata[key]}"
-            )
-            raise Refusal(409, "Conflict", message, name=name, kind=kind)
+        wanted, there = preconditions.get(key, metadata[key]), metadata[key]
+        if wanted != there:
+            said = f"Precondition failed: {what} in precondition: {wanted}, {what} in object meta: {there}"
+            raise Refusal(409, "Conflict", f"Operation cannot be fulfilled on {where}: {said}", name=name, kind=kind)
 
 
 if __name__ == "__main__":  # a server for executables, until it is killed

@@ -128,24 +128,13 @@ class Core:
         return metadata["uid"]
 
     def add_pod(
-        self,
-        namespace: str,
-        name: str,
-        node: str = "",
-        phase: str = "Running",
-        status: str = "",
-        static_uid: str = "",
-        preferred: str = "",
+        self, namespace: str, name: str, node: str = "", phase: str = "Running", status: str = "", **noted: str
     ) -> str:
-        """The uid of a new pod; `status`, `static_uid` and `preferred` as `pod_annotations` says."""
-        metadata = {"uid": str(uuid.uuid4()), "annotations": pod_annotations(status, static_uid, preferred)}
-        document: dict[str, Any] = {
-            "metadata": metadata,
-            "spec": {"nodeName": node, "containers": []},
-            "status": {"phase": phase},
-        }
-        self._put(("pods", namespace, name), document)
-        return str(document["metadata"]["uid"])
+        """The uid of a new pod; `status` and `noted` as `pod_annotations` says."""
+        metadata = {"uid": str(uuid.uuid4()), "annotations": pod_annotations(status, **noted)}
+        spec = {"nodeName": node, "containers": []}
+        self._put(("pods", namespace, name), {"metadata": metadata, "spec": spec, "status": {"phase": phase}})
+        return str(metadata["uid"])
 
     def add_network(self, namespace: str, name: str, config: str) -> None:
         """A NetworkAttachmentDefinition; before the first one a cluster without Multus has no such resource."""
@@ -153,12 +142,9 @@ class Core:
 
     def add_node(self, name: str, ready: bool = True, out_of_service: bool = False) -> None:
         taints = [{"key": "node.kubernetes.io/out-of-service", "value": "x", "effect": "NoExecute"}]
-        conditions = [{"type": "Ready", "status": "True" if ready else "Unknown"}]
+        status = {"conditions": [{"type": "Ready", "status": "True" if ready else "Unknown"}]}
         spec = {"taints": taints} if out_of_service else {}
-        self._put(
-            ("nodes", "", name),
-            {"metadata": {"uid": str(uuid.uuid4())}, "spec": spec, "status": {"conditions": conditions}},
-        )
+        self._put(("nodes", "", name), {"metadata": {"uid": str(uuid.uuid4())}, "spec": spec, "status": status})
 
     def named(self, resource: str) -> list[dict[str, Any]]:
         return [copy.deepcopy(found) for place, found in sorted(self.objects.items()) if place[0] == resource]
@@ -199,17 +185,15 @@ class Core:
         """A page of all namespaces."""
         terms = ",".join(query.get("fieldSelector", [])).split(",")
         wanted = dict(term.removeprefix("spec.").split("=") for term in terms if term.startswith("spec."))
+        after = query.get("continue", [""])[0]
         found = [
             (f"{place[1]}/{place[2]}", document)
             for place, document in sorted(self.objects.items())
             if place[0] == resource and all(document["spec"].get(key) == value for key, value in wanted.items())
         ]
-        after = query.get("continue", [""])[0]
         found = [one for one in found if one[0] > after]
         size = min(int(query.get("limit", ["0"])[0]) or self.page, self.page)
-        metadata: dict[str, Any] = {"resourceVersion": "1"}
-        if len(found) > size:
-            metadata["continue"] = found[size - 1][0]
+        metadata = {"resourceVersion": "1"} | ({"continue": found[size - 1][0]} if len(found) > size else {})
         items = [copy.deepcopy(document) for _, document in found[:size]]
         return {"kind": "List", "apiVersion": "v1", "metadata": metadata, "items": items}
 

@@ -34,18 +34,11 @@ class RealCore(Core):
             self._send("DELETE", f"/api/v1/nodes/{self._prefix}{name}")
 
     def add_pod(
-        self,
-        namespace: str,
-        name: str,
-        node: str = "",
-        phase: str = "Running",
-        status: str = "",
-        static_uid: str = "",
-        preferred: str = "",
+        self, namespace: str, name: str, node: str = "", phase: str = "Running", status: str = "", **noted: str
     ) -> str:
-        metadata = {"name": name, "annotations": pod_annotations(status, static_uid, preferred)}
+        metadata = {"name": name, "annotations": pod_annotations(status, **noted)}
         spec: dict[str, Any] = {"containers": [{"name": "c", "image": "none.invalid/none"}]}
-        if node or static_uid:  # the server takes no static pod without a node
+        if node or noted.get("static_uid"):  # the server takes no static pod without a node
             spec["nodeName"] = node or "of-a-static-pod"
         found = self.create("pods", namespace, {"metadata": metadata, "spec": spec})
         target = f"{self._target(('pods', namespace, name))}/status"

@@ -60,17 +60,11 @@ class Side:
         container = container or f"{self.name}{number:060x}"
         block = {"type": "whereabouts", "range": "10.77.0.0/16", "configuration_path": f"{DIRECTORY}/whereabouts.conf"}
         config = {"cniVersion": "1.0.0", "name": "rdma-net", "type": "macvlan", "ipam": block}
-        environ = {
-            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
-            "NODENAME": f"node-{self.name}",
-            "CNI_COMMAND": verb,
-            "CNI_CONTAINERID": container,
-            "CNI_IFNAME": "net1",
-            "CNI_NETNS": "/run/netns/none",
-            "CNI_PATH": str(self.node.executables),
-            "CNI_ARGS": f"IgnoreUnknown=1;K8S_POD_NAMESPACE=team;K8S_POD_NAME={container[:4].strip('0')}-{int(container[-8:], 16)}"
-            f";K8S_POD_INFRA_CONTAINER_ID={container}",
-        }
+        pod = f"{container[:4].strip('0')}-{int(container[-8:], 16)}"
+        args = f"K8S_POD_NAMESPACE=team;K8S_POD_NAME={pod};K8S_POD_INFRA_CONTAINER_ID={container}"
+        environ = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "NODENAME": f"node-{self.name}", "CNI_COMMAND": verb}
+        environ |= {"CNI_CONTAINERID": container, "CNI_IFNAME": "net1", "CNI_NETNS": "/run/netns/none"}
+        environ |= {"CNI_PATH": str(self.node.executables), "CNI_ARGS": f"IgnoreUnknown=1;{args}"}
         # the node's files, and the network namespace of this process: the server is somewhere there
         argv = ["nsenter", f"--target={self.node.holder}", "--mount", self.executable]
         began = time.monotonic()

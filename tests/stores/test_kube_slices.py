@@ -5,7 +5,7 @@ whereabouts #518 #666. The objects are those of v0.9.4: see its pkg/node-control
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -83,18 +83,11 @@ def test_a_node_without_a_slice_takes_the_first_free_one(cluster: Cluster) -> No
 def test_nodes_that_take_a_slice_at_once_take_one_each(cluster: Cluster) -> None:
     """whereabouts #558: with several networks and slices the scaling stalls."""
     divided(cluster)
-    given: list[str] = []
-
-    def work(node: str) -> None:
-        given.extend(call(cluster, "ADD", node, node))
-
-    threads = [threading.Thread(target=work, args=(f"node-{i}",)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(given) == ["10.0.0.1/24", "10.0.0.129/24", "10.0.0.193/24", "10.0.0.65/24"]
-    assert sorted(holders(cluster)) == [f"node-{i}" for i in range(4)]
+    nodes = [f"node-{i}" for i in range(4)]
+    with ThreadPoolExecutor(4) as workers:
+        given = list(workers.map(lambda node: call(cluster, "ADD", node, node), nodes))
+    assert sorted(given) == [["10.0.0.1/24"], ["10.0.0.129/24"], ["10.0.0.193/24"], ["10.0.0.65/24"]]
+    assert sorted(holders(cluster)) == nodes
 
 
 def test_a_slice_that_became_another_s_meanwhile_is_not_taken(cluster: Cluster) -> None:
@@ -128,9 +121,8 @@ def test_a_free_slice_whose_addresses_are_in_use_is_not_taken(cluster: Cluster) 
 
 def test_no_slice_is_left(cluster: Cluster) -> None:
     divided(cluster, "a", "b", "c", "d")
-    with pytest.raises(
-        TryAgainLater, match="NodeSlicePool rdma-net has no slice for node node-1: of 4 nodes have them all"
-    ):
+    said = "NodeSlicePool rdma-net has no slice for node node-1: of 4 nodes have them all"
+    with pytest.raises(TryAgainLater, match=said):
         call(cluster, "ADD")
     with pytest.raises(NotAvailable, match="no slice"):
         call(cluster, "STATUS")
