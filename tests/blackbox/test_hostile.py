@@ -12,7 +12,7 @@ import pytest
 from cni.link.plugins import LINK_PLUGINS
 from tests.blackbox.test_host_device import PCI, bus
 from tests.each import ATTACHING, each_and, quick
-from tests.node import GO_PLUGINS, STATE, Node, Pod, Reply
+from tests.node import STATE, Node, Pod, Reply
 
 pytestmark = pytest.mark.forked
 
@@ -25,8 +25,8 @@ STORES = f"{STATE}/stores"
 def network(ipam: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
     """A network with an `exclude` of which the log says that it has no effect."""
     block = {"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file", "exclude": ["10.0.0.0/8"]}
-    block |= ipam or {}
-    return {"cniVersion": "1.1.0", "name": "hostile", "master": "ens2f0", "device": "ens9", "ipam": block, **more}
+    base = {"cniVersion": "1.1.0", "name": "hostile", "master": "ens2f0", "device": "ens9"}
+    return {**base, "ipam": {**block, **(ipam or {})}, **more}
 
 
 def network_of(plugin: str, ipam: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -72,35 +72,26 @@ def tree(node: Node) -> list[str]:
 # --- paths in a network's own configuration ---
 
 REFUSED_PATHS = [
-    ("dataDir", "/etc/hostile", "dataRoots", "/var/lib/cni"),
     ("dataDir", "/var/lib/cni/../../../etc/hostile", "dataRoots", "/var/lib/cni"),
     ("dataDir", "/var/lib/cni/link", "dataRoots", "/etc/hostile"),
-    ("configuration_path", SHADOW, "configRoots", "/etc/cni"),
     ("configuration_path", "/proc/1/environ", "configRoots", "/etc/cni"),
     ("configuration_path", "/etc/cni/link/shadow", "configRoots", SHADOW),
     ("kubernetes.kubeconfig", SHADOW, "configRoots", "/etc/kubernetes"),
-    ("configuration_path", "/etc/cni/net.d/10-calico.conf", "configRoots", "/etc/cni"),
-    ("kubernetes.kubeconfig", "/etc/kubernetes/admin.conf", "configRoots", "/etc/kubernetes"),
     ("etcd_key_file", "/etc/kubernetes/pki/etcd/server.key", "configRoots", "/etc/cni"),
 ]
-
-
-def block_with(key: str, value: str) -> dict[str, Any]:
-    outer, _, inner = key.partition(".")
-    return {outer: {inner: value} if inner else value}
 
 
 @each_and("key, value, roots, word", REFUSED_PATHS, plugins=ATTACHING)
 def test_a_path_outside_of_its_roots_is_refused(
     node: Node, pod: Pod, plugin: str, key: str, value: str, roots: str, word: str
 ) -> None:
-    for link in ("/var/lib/cni/link", "/var/log/railcni/link", "/etc/cni/link"):
+    for link in ("/var/lib/cni/link", "/etc/cni/link"):
         node.path(link).parent.mkdir(parents=True, exist_ok=True)
         node.path(link).symlink_to("/etc/hostile")
     node.remember()
-    refused(
-        node, plugin, network_of(plugin, block_with(key, value)), pod, 7, f'ipam.{key} "{value}"', roots, word, POLICY
-    )
+    outer, _, inner = key.partition(".")
+    config = network_of(plugin, {outer: {inner: value} if inner else value})
+    refused(node, plugin, config, pod, 7, f'ipam.{key} "{value}"', roots, word, POLICY)
 
 
 def test_a_log_file_outside_of_its_roots_is_not_written_and_hinders_nothing(node: Node, pod: Pod) -> None:
@@ -108,19 +99,13 @@ def test_a_log_file_outside_of_its_roots_is_not_written_and_hinders_nothing(node
     link.parent.mkdir(parents=True)
     link.symlink_to("/etc/hostile")
     node.path("/var/log/containers").mkdir()
-    for plugin, path in (
-        ("macvlan", "/etc/hostile/job"),
-        ("whereabouts", "/var/log/railcni/../../../etc/hostile/job"),
-        ("macvlan", "/var/log/railcni/link/job"),
-        ("whereabouts", "/var/log/containers/other.log"),
-        ("macvlan", "/var/log/whereabouts.log"),
-    ):
-        config = network({"log_file": path, "log_level": "debug"})
+    paths = ("/var/log/railcni/../../../etc/hostile/job", "/var/log/railcni/link/job", "/var/log/containers/other.log")
+    for plugin, path in zip(("macvlan", "whereabouts", "macvlan"), paths, strict=True):
         for verb in ("ADD", "DEL"):
-            reply = node.cni(plugin, verb, config, netns=pod)
+            reply = node.cni(plugin, verb, network({"log_file": path, "log_level": "debug"}), netns=pod)
             reply.succeeded()
-            assert f"ipam.log_file {path} " in reply.stderr
-            assert all(word in reply.stderr for word in ("logRoots", "/var/log/railcni", POLICY))
+            told = (f"ipam.log_file {path} ", "logRoots", "/var/log/railcni", POLICY)
+            assert [word for word in told if word not in reply.stderr] == []
             assert not node.path(path).exists()
     assert os.listdir(node.path("/etc/hostile")) == ["shadow"]
 
@@ -131,25 +116,14 @@ SQUATTED = [
     ("/var/lib/cni/networks/cbr0/10.244.1.3", "/var/lib/cni/networks/cbr0"),
     ("", "/var/lib/cni/networks/cbr0/10.244.1.4"),
     (f"{STATE}/lock", f"{STATE}/leases.db"),
-    (f"{STATE}/lock", f"{STATE}/leases.db-journal"),
-    (f"{STATE}/lock", f"{STATE}/attachments"),
     (f"{STATE}/lock", f"{STATE}/attachments/hostile:c1:net1:link"),
-    (f"{STATE}/lock", f"{STATE}/pending"),
-    ("", f"{STORES}/rdma/leases.db"),
     ("", f"{STORES}/rdma/leases.db-journal/x"),
-    ("/var/lib/cni/sriov/pci/0000:3b:00.1", "/var/lib/cni/sriov/pci/0000:3b:00.2"),
-    ("", "/var/lib/cni/rdma"),
-    ("", "/var/lib/cni/multus/x"),
-    ("", "/var/lib/cni/results/x"),
-    ("", "/var/lib/cni/bin/bridge"),  # OpenShift's plugins
     ("", "/run/cni/dhcp.sock"),
 ]
 
 
 @pytest.mark.parametrize("policy", [None, {"dataRoots": ["/var/lib/cni", "/run/cni"]}], ids=["usual", "wide"])
-def test_no_lease_file_is_made_where_another_program_or_store_keeps_its_own(
-    node: Node, pod: Pod, policy: dict[str, Any] | None
-) -> None:
+def test_no_lease_file_is_made_where_another_program_or_store_keeps_its_own(node: Node, pod: Pod, policy: Any) -> None:
     """An administrator who lists all of /var/lib/cni lets a network make directories there, but not among files."""
     for there, value in SQUATTED:
         if policy and not (there or STATE in value):
@@ -160,10 +134,10 @@ def test_no_lease_file_is_made_where_another_program_or_store_keeps_its_own(
         node.remember()
         if policy:
             node.write(POLICY, policy)
-        everything = [str(path) for path in node.path("/var/lib/cni").rglob("*")]
+        before = set(node.path("/var/lib/cni").rglob("*"))
         refused(node, "whereabouts", network({"dataDir": value}), pod, 7, f'ipam.dataDir "{value}"', "want a")
-        left = [str(path) for path in node.path("/var/lib/cni").rglob("*")]
-        assert set(left) - set(everything) <= {str(node.path(STATE)), str(node.path(f"{STATE}/lock"))}, value
+        made = set(node.path("/var/lib/cni").rglob("*")) - before
+        assert made <= {node.path(STATE), node.path(f"{STATE}/lock")}, value
         assert not node.path("/run/cni").exists(), value
 
 
@@ -174,10 +148,8 @@ def test_a_store_of_the_version_before_is_used_on_where_it_lies(node: Node, pod:
     node.cni("whereabouts", "ADD", config, netns=pod).succeeded()
     node.path(POLICY).unlink()
     node.cni("whereabouts", "ADD", config, netns=pod, container_id="c2").succeeded()
-    assert node.leases(former) == ["192.168.111.1", "192.168.111.2"]
-    for container in ("c1", "c2"):
-        node.cni("whereabouts", "DEL", config, netns=pod, container_id=container).succeeded()
-    assert node.leases(former) == []
+    node.cni("whereabouts", "DEL", config, netns=pod).succeeded()
+    assert node.leases(former) == ["192.168.111.2"]
 
 
 def test_a_store_of_our_own_can_be_named_and_is_one_store_by_all_its_names(node: Node, pod: Pod) -> None:
@@ -189,39 +161,18 @@ def test_a_store_of_our_own_can_be_named_and_is_one_store_by_all_its_names(node:
         node.cni("whereabouts", "DEL", network(), netns=pod).succeeded()
 
 
-@each_and(
-    "said, code, words",
-    [
-        ({"gateway": "secret-gateway"}, 7, ["somebody.json: gateway", "want an IPv4"]),
-        ({"kubernetes": {"kubeconfig": "/etc/cni/secret/k"}}, 7, ["kubeconfig", "cannot be read", "No such file"]),
-        ({"etcd_host": "127.0.0.1:1", "store_timeout": 1}, 11, ["http://(not shown): Connection refused"]),
-    ],
-    ids=["gateway", "kubeconfig", "etcd"],
-    plugins=("whereabouts", "macvlan"),
-)
-def test_somebodys_file_that_is_chosen_as_flat_file_is_not_told(
-    node: Node, pod: Pod, plugin: str, said: dict[str, Any], code: int, words: list[str]
-) -> None:
+@pytest.mark.parametrize("plugin", ["whereabouts", "macvlan"])
+def test_the_server_that_a_chosen_flat_file_names_is_not_told(node: Node, pod: Pod, plugin: str) -> None:
     node.write(POLICY, {"configRoots": ["/etc/cni"]})
-    node.write("/etc/cni/somebody.json", said)
-    config = network_of(plugin, {"configuration_path": "/etc/cni/somebody.json", "datastore": None})
-    reply = node.cni(plugin, "ADD", config, netns=pod)
-    reply.refused(code, *words)
-    assert "secret" not in json.dumps(reply.document)
+    node.write("/etc/cni/somebody.json", {"etcd_host": "127.0.0.1:1", "store_timeout": 1})
+    config = network({"configuration_path": "/etc/cni/somebody.json", "datastore": None})
+    reply = refused(node, plugin, config, pod, 11, "http://(not shown): Connection refused")
     assert "127.0.0.1" not in json.dumps(reply.document)
-    assert "net1" not in pod.view.names()
 
 
 # dataDirs, a dataDir beside the directories used, empty and empty/inner, and whether it is refused.
-BOUNDED = [
-    (4, "new", False),
-    (3, "new", True),
-    (5, "new/in/it", True),
-    (6, "new/in/it", False),
-    (3, "empty/inner/new", True),
-    (2, "empty/inner", False),
-    (0, "used", False),
-]
+# dataDirs, a dataDir beside the directories used, empty and empty/inner, and whether it is refused.
+BOUNDED = [(4, "new", False), (3, "new", True), (5, "new/in/it", True), (2, "empty/inner", False), (0, "used", False)]
 
 
 @pytest.mark.parametrize(("most", "name", "is_refused"), BOUNDED)
@@ -245,24 +196,21 @@ def test_networks_make_no_more_directories_than_the_node_allows(
 
 
 def test_the_usual_paths_of_whereabouts_work_and_so_does_the_administrators_choice(node: Node, pod: Pod) -> None:
-    node.write(FLAT, {"dataDir": "/run/flat", "log_file": "/run/flat.log"})  # his, and not confined
-    node.cni("whereabouts", "ADD", network(), netns=pod).succeeded()
-    assert node.leases("/run/flat") == ["192.168.111.1"]
-    assert node.path("/run/flat.log").exists()
-    node.cni("whereabouts", "DEL", network(), netns=pod).succeeded()
+    def is_served(container: str, ipam: dict[str, Any], directory: str, log: str) -> None:
+        node.cni("whereabouts", "ADD", network(ipam), netns=pod, container_id=container).succeeded()
+        assert node.leases(directory) == ["192.168.111.1"]
+        assert "hostile" in node.path(log).read_text()
+
+    node.write(FLAT, {"dataDir": "/run/flat", "log_file": "/run/flat.log"})  # the administrator's, and not confined
+    is_served("c1", {}, "/run/flat", "/run/flat.log")
     node.path(FLAT).unlink()
     usual = {"dataDir": f"{STORES}/rdma", "log_file": "/var/log/railcni/whereabouts.log"}
-    node.cni("whereabouts", "ADD", network(usual), netns=pod).succeeded()
-    assert "hostile" in node.path("/var/log/railcni/whereabouts.log").read_text()
+    is_served("c2", usual, f"{STORES}/rdma", "/var/log/railcni/whereabouts.log")
     chosen = {"dataDir": "/run/chosen", "log_file": "/run/chosen.log"}
-    other = {**network(chosen), "name": "other"}
-    node.cni("whereabouts", "ADD", other, netns=pod).refused(7, "dataDir", STORES, POLICY)
+    node.cni("whereabouts", "ADD", network(chosen), netns=pod).refused(7, "dataDir", STORES, POLICY)
     node.write(POLICY, {"dataRoots": ["/run/chosen"], "logRoots": ["/run/chosen.log"]})
-    node.cni("whereabouts", "ADD", other, netns=pod).succeeded()
-    assert node.leases("/run/chosen") == ["192.168.111.1"]
-    assert node.path("/run/chosen.log").exists()
-    third = {**network(usual), "name": "third"}
-    node.cni("whereabouts", "ADD", third, netns=pod).refused(7, f"{STORES}/rdma", "/run/chosen")
+    is_served("c3", chosen, "/run/chosen", "/run/chosen.log")
+    node.cni("whereabouts", "ADD", network(usual), netns=pod).refused(7, f"{STORES}/rdma", "/run/chosen")
 
 
 def test_a_delete_is_served_after_the_administrator_has_narrowed_the_roots(node: Node, pod: Pod) -> None:
@@ -302,32 +250,29 @@ def test_a_log_is_not_written_through_a_link_that_is_put_in_the_way(node: Node, 
     assert os.listdir(node.path("/etc/hostile")) == ["shadow"]
 
 
-@pytest.mark.parametrize("kind", ["fifo", "fifo that is read", "directory", "device", "link"])
+LOGS = {
+    "fifo": "mkfifo w.log",
+    "fifo that is read": "mkfifo w.log",
+    "directory": "mkdir w.log",
+    "device": "mknod w.log c 1 5",
+    "link": "ln -s elsewhere w.log",
+}
+
+
+@pytest.mark.parametrize("kind", LOGS)
 def test_a_log_that_is_no_file_is_neither_waited_for_nor_an_error(node: Node, pod: Pod, kind: str) -> None:
-    log, reader = node.path("/var/log/railcni/w.log"), -1
-    log.parent.mkdir()
-    if kind.startswith("fifo"):
-        os.mkfifo(log)
-        if kind != "fifo":
-            reader = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
-    elif kind == "directory":
-        log.mkdir()
-    elif kind == "device":
-        os.mknod(log, 0o20600, os.makedev(1, 5))
-    else:
-        log.symlink_to("/var/log/railcni/elsewhere")
-    config = network({"log_file": "/var/log/railcni/w.log"})
-    node.cni("whereabouts", "ADD", config, netns=pod).succeeded()
-    if reader >= 0:
+    node.run(["sh", "-ec", f"mkdir /var/log/railcni; cd /var/log/railcni; {LOGS[kind]}"]).check_returncode()
+    log = node.path("/var/log/railcni/w.log")
+    reader = os.open(log, os.O_RDONLY | os.O_NONBLOCK) if kind == "fifo that is read" else None
+    node.cni("whereabouts", "ADD", network({"log_file": "/var/log/railcni/w.log"}), netns=pod).succeeded()
+    if reader is not None:
         assert os.read(reader, 100) == b""
         os.close(reader)
 
 
 def test_one_message_is_one_line_of_the_log(node: Node, pod: Pod) -> None:
-    config = network({"log_file": "/var/log/railcni/w.log"})
     args = "K8S_POD_NAMESPACE=a\nb;K8S_POD_NAME=c\x1b[2J"
-    node.cni("whereabouts", "ADD", config, netns=pod, args=args).succeeded()
-    node.cni("whereabouts", "DEL", config, netns=pod, args=args).succeeded()
+    node.cni("whereabouts", "ADD", network({"log_file": "/var/log/railcni/w.log"}), netns=pod, args=args).succeeded()
     lines = node.path("/var/log/railcni/w.log").read_text().splitlines()
     assert lines
     assert all("whereabouts" in line and "\x1b" not in line for line in lines), lines
@@ -339,37 +284,18 @@ def test_one_message_is_one_line_of_the_log(node: Node, pod: Pod) -> None:
 def test_a_master_that_is_not_listed_is_refused_by_every_name(node: Node, pod: Pod) -> None:
     node.host.add_veth("ens8", "ens8-peer", mtu=9000)
     node.host.add_altname("ens8", "ens2f0-alt")
-    node.remember()
-    node.write(POLICY, {"masters": ["ens2*", "eth0"]})
-    for name in ("ens8", "ens2f0-alt"):
-        refused(node, "macvlan", network(master=name), pod, 7, 'master "ens8"', "ens2*, eth0", "masters", POLICY)
-    node.cni("macvlan", "STATUS", network(master="ens8")).refused(7, 'master "ens8"')
-    node.cni("macvlan", "ADD", network(), netns=pod).succeeded()
-    node.cni("macvlan", "STATUS", network()).succeeded()
-
-
-def test_a_macvlan_stands_for_the_master_below_it(node: Node, pod: Pod) -> None:
-    with node.host.rtnl() as ipr:
-        ipr.link("add", ifname="mv0", kind="macvlan", link=ipr.link_lookup(ifname="ens2f0")[0])
-    node.remember()
-    node.write(POLICY, {"masters": ["mv*"]})
-    refused(node, "macvlan", network(master="mv0"), pod, 7, 'master "ens2f0"', "mv*")
-    node.write(POLICY, {"masters": ["ens2f0"]})
-    node.cni("macvlan", "ADD", network(master="mv0"), netns=pod).succeeded()
-
-
-def test_the_default_routes_link_is_taken_as_master_only_when_listed(node: Node, pod: Pod) -> None:
-    node.host.add_address("ens2f0", "10.7.0.1/24")
-    node.host.add_route("ens2f0", "0.0.0.0/0", gateway="10.7.0.254")
-    node.write(POLICY, {"masters": ["ens9"]})
-    refused(node, "macvlan", network(master=""), pod, 7, 'master "ens2f0"', "ens9")
-
-
-def test_the_sandboxs_own_links_are_the_pods(node: Node, pod: Pod) -> None:
+    node.host.add_address("ens8", "10.7.0.1/24")
+    node.host.add_route("ens8", "0.0.0.0/0", gateway="10.7.0.254")  # by which it is the default master
     pod.view.add_veth("eth0", "eth1")
     node.remember()
-    node.write(POLICY, {"masters": []})
-    node.cni("macvlan", "ADD", network(master="eth0", linkInContainer=True), netns=pod).succeeded()
+    node.write(POLICY, {"masters": ["ens2*", "eth7"]})
+    for name in ("ens8", "ens2f0-alt", ""):
+        refused(node, "macvlan", network(master=name), pod, 7, 'master "ens8"', "ens2*, eth7", "masters", POLICY)
+    node.cni("macvlan", "STATUS", network(master="ens8")).refused(7, 'master "ens8"')
+    node.cni("macvlan", "STATUS", network()).succeeded()
+    node.cni("macvlan", "ADD", network(), netns=pod).succeeded()
+    own = network(master="eth0", linkInContainer=True)  # the sandbox's own links are the pod's
+    node.cni("macvlan", "ADD", own, netns=pod, container_id="c2", ifname="net2").succeeded()
 
 
 @pytest.mark.parametrize(
@@ -380,10 +306,9 @@ def test_a_device_that_is_not_listed_is_refused_by_every_selector(
     node: Node, pod: Pod, plugin: str, selector: str
 ) -> None:
     node.host.add_altname("ens9", "ens2-alt")
-    mac = node.host.link("ens9").mac
     node.write(POLICY, {"devices": ["ens2*", "0000:18:00.*"]})
-    chosen = {"device": {"device": "ens9"}, "hwaddr": {"device": "", "hwaddr": mac}, "altname": {"device": "ens2-alt"}}
-    chosen["VF"] = {"device": "", "deviceID": PCI}
+    chosen = {"device": {"device": "ens9"}, "hwaddr": {"device": "", "hwaddr": node.host.link("ens9").mac}}
+    chosen |= {"altname": {"device": "ens2-alt"}, "VF": {"device": "", "deviceID": PCI}}
     config = network(**chosen[selector])
     refused(node, plugin, config, pod, 7, 'device "ens9', "ens2*, 0000:18:00.*", "devices", POLICY)
     if selector in ("device", "VF"):
@@ -394,21 +319,19 @@ def test_a_device_that_is_not_listed_is_refused_by_every_selector(
     node.ended(plugin, config, netns=pod)
 
 
-@each_and(
-    "content, mode, words",
-    [
-        ("nonsense", 0o600, ["JSON"]),
-        ({"master": ["ens2f0"]}, 0o600, ["master", "unknown", "masters"]),
-        ({"masters": ["*"]}, 0o666, ["mode 666", "chmod"]),
-    ],
-    ids=["no JSON", "unknown key", "others can write"],
-    plugins=LINK_PLUGINS,
-)
+UNBELIEVED: list[tuple[Any, int, str]] = [
+    ("nonsense", 0o600, "JSON"),
+    ({"master": ["ens2f0"]}, 0o600, "masters"),
+    ({"masters": ["*"]}, 0o666, "mode 666"),
+]
+
+
+@each_and("content, mode, word", UNBELIEVED, ids=["no JSON", "unknown key", "others can write"], plugins=LINK_PLUGINS)
 def test_a_policy_that_cannot_be_believed_stops_every_add(
-    node: Node, pod: Pod, plugin: str, content: Any, mode: int, words: list[str]
+    node: Node, pod: Pod, plugin: str, content: Any, mode: int, word: str
 ) -> None:
     node.write(POLICY, content, mode)
-    refused(node, plugin, network_of(plugin), pod, 7, POLICY, *words)
+    refused(node, plugin, network_of(plugin), pod, 7, POLICY, word)
 
 
 # --- what is on stdin, and how much of it ---
@@ -420,21 +343,17 @@ BOMBS = {
     "values": (HEAD + b'"x": [' + b"{}," * 100_000 + b"1]}", "more than 100000 values", "smaller"),
     "depth": (HEAD + b'"x": ' + b"[" * 100 + b"]" * 100 + b"}", "nested too deeply", "100"),
     "unclosed": (HEAD + b'"x": ' + b"[" * 2_000_000, "more than 100000 values"),
-    "digits": (HEAD + b'"mtu": ' + b"9" * 4301 + b"}", "4301 digits"),
     "exponent": (HEAD + b'"mtu": 1e999}', "1e999 is too large"),
-    "surrogate": (HEAD + b'"master": "\\ud800"}', "surrogate"),
     "endless": (b"", "larger than 8 MiB"),
 }
-BOUNDS = ["prlimit", f"--as={200 << 20}", "--cpu=2"]
 
 
 def bounded(node: Node, plugin: str, stdin: bytes, pod: Pod, verb: str = "ADD", source: str = "") -> Any:
     """The answer of the plugin, run with at most 200 MB and 2 s of processor time."""
-    environ = node.environ(verb, netns=pod)
-    command: list[Any] = [*BOUNDS, node.executables / plugin]
+    command: list[Any] = ["prlimit", f"--as={200 << 20}", "--cpu=2", node.executables / plugin]
     if source:
         command = ["sh", "-c", f"exec {' '.join(map(str, command))} < {source}"]
-    done = node.run(command, env={**environ, "PATH": "/usr/bin:/bin"}, stdin=stdin)
+    done = node.run(command, env={**node.environ(verb, netns=pod), "PATH": "/usr/bin:/bin"}, stdin=stdin)
     assert done.returncode in (0, 1), done
     answer = json.loads(done.stdout) if done.stdout else None
     assert "out of memory" not in str(answer)
@@ -445,22 +364,22 @@ def bounded(node: Node, plugin: str, stdin: bytes, pod: Pod, verb: str = "ADD", 
 def test_too_much_on_stdin_is_refused(node: Node, pod: Pod, plugin: str, bomb: str) -> None:
     stdin, *words = BOMBS[bomb]
     answer = bounded(node, plugin, stdin, pod, source="/dev/zero" if bomb == "endless" else "")
-    assert answer["code"] == 6
-    assert all(word in answer["msg"][:250] for word in words), answer
+    assert (answer["code"], [word for word in words if word not in answer["msg"][:250]]) == (6, []), answer
     assert node.leftovers() == []
+
+
+def with_block(**keys: Any) -> dict[str, Any]:
+    return {"ipam": {**network()["ipam"], **keys}}
 
 
 LARGE = {
     "text": {"x": "😀" * 1_400_000},
-    "keys": {f"k{n}": n for n in range(33_000)},
-    "keys of the block": {"ipam": {**network()["ipam"], **{f"k{n}": n for n in range(33_000)}}},
-    "keys of no case": {"ipam": {**network()["ipam"], **{f"RANGE{n}": n for n in range(33_000)}}},
+    "keys of the block": with_block(**{f"k{n}": n for n in range(33_000)}),
+    "keys of no case": with_block(**{f"RANGE{n}": n for n in range(33_000)}),
     "depth": {"x": json.loads("[" * 99 + "]" * 99)},
-    "exclude": {"ipam": {**network()["ipam"], "exclude": [f"192.168.111.{n % 200}/32" for n in range(10_000)]}},
-    "ranges": {"ipam": {**network()["ipam"], "ipRanges": MANY[:200]}},
-    "addresses": {
-        "ipam": {**network()["ipam"], "addresses": [{"address": f"10.1.{n >> 8}.{n & 255}/16"} for n in range(1000)]}
-    },
+    "exclude": with_block(exclude=[f"192.168.111.{n % 200}/32" for n in range(10_000)]),
+    "ranges": with_block(ipRanges=MANY[:200]),
+    "addresses": with_block(addresses=[{"address": f"10.1.{n >> 8}.{n & 255}/16"} for n in range(1000)]),
     "valid": {"cni.dev/valid-attachments": [{"containerID": f"c{n}", "ifname": "net1"} for n in range(15_000)]},
 }
 
@@ -475,20 +394,21 @@ def test_as_much_as_is_taken_is_served_within_bounds(node: Node, pod: Pod, case:
     assert node.leftovers() == []
 
 
+TOO_MUCH: list[tuple[dict[str, Any], str]] = [
+    ({"ipRanges": [*MANY, MANY[0]]}, "1001 members: want 1000 at most"),
+    ({"addresses": [{}] * 1001}, "1001 members"),
+    ({"exclude": ["10.0.0.1"] * 10_001}, "10001 members: want 10000 at most"),
+    ({"network_name": "x" * 5000}, "4095 characters"),
+    ({"log_file": "/var/log/railcni/\0"}, "zero"),
+    ({"dataDir": "/var/lib/cni/railcni/stores/" + "x" * 300}, "File name too long"),
+    ({"routes": [{"dst": "10.0.0.0/8", "mtu": 10**4000}]}, "routes[0].mtu"),
+]
+
+
 def test_more_than_a_key_takes_is_refused(node: Node, pod: Pod) -> None:
     node.path("/var/lib/cni").mkdir()
-    much: list[tuple[dict[str, Any], list[str]]] = [
-        ({"ipRanges": [*MANY, MANY[0]]}, ["ipam.ipRanges", "1001 members", "1000 at most"]),
-        ({"addresses": [{}] * 1001}, ["ipam.addresses", "1001 members"]),
-        ({"exclude": ["10.0.0.1"] * 10_001}, ["ipam.exclude", "10001 members", "10000 at most"]),
-        ({"network_name": "x" * 5000}, ["ipam.network_name", "4095 characters"]),
-        ({"log_file": "/var/log/railcni/\0"}, ["ipam.log_file", "zero"]),
-        ({"dataDir": "/var/lib/cni/railcni/stores/" + "x" * 300}, ["ipam.dataDir", "File name too long"]),
-        ({"range": 1e300}, ["ipam.range", "string"]),
-        ({"routes": [{"dst": "10.0.0.0/8", "mtu": 10**4000}]}, ["ipam.routes[0].mtu", "integer"]),
-    ]
-    for ipam, words in much:
-        refused(node, "whereabouts", network(ipam), pod, 7, *words)
+    for ipam, word in TOO_MUCH:
+        refused(node, "whereabouts", network(ipam), pod, 7, f"ipam.{next(iter(ipam))}", word)
     config = network(runtimeConfig={"ips": [f"192.168.{n >> 8}.{n & 255}/16" for n in range(1001)]})
     refused(node, "whereabouts", config, pod, 7, "requested addresses", "1000 at most")
 
@@ -499,24 +419,16 @@ def test_what_names_no_netdev_is_refused(node: Node, pod: Pod) -> None:
             refused(node, plugin, network(**{key: name}), pod, 7, key, "want")
 
 
-@each_and(
-    "kind",
-    ["../host-local", "/usr/lib/cni/host-local", "..", ".", "a\0b", "sub/whereabouts"],
-    ids=repr,
-    plugins=LINK_PLUGINS,
-)
+@each_and("kind", ["../host-local", "/usr/lib/cni/host-local", "..", "a\0b"], ids=repr, plugins=LINK_PLUGINS)
 def test_an_ipam_type_that_leads_out_of_cni_path_is_refused(node: Node, pod: Pod, plugin: str, kind: str) -> None:
     refused(node, plugin, network_of(plugin, {"type": kind}), pod, 7, "ipam.type", "CNI_PATH")
 
 
 def test_a_network_with_a_type_that_leads_out_of_cni_path_is_refused(node: Node, pod: Pod) -> None:
-    for kind in ("../../bin/sh", "/bin/sh", ".."):
-        conflist = {"cniVersion": "1.1.0", "name": "hostile", "plugins": [{"type": kind}]}
-        node.write("/run/hostile.conflist", conflist)
+    for kind in ("../../bin/sh", "/bin/sh"):
+        node.write("/run/hostile.conflist", {"cniVersion": "1.1.0", "name": "hostile", "plugins": [{"type": kind}]})
         done = node.railcni("attach", "/run/hostile.conflist", pod.path)
-        assert done.returncode != 0
-        assert b"type" in done.stderr
-        assert b"without a directory" in done.stderr
+        assert (done.returncode, b"type" in done.stderr, b"without a directory" in done.stderr) == (1, True, True)
         assert node.leftovers() == []
 
 
@@ -539,79 +451,69 @@ def test_state_that_others_can_write_is_refused(node: Node, attached: Pod, how: 
     before = node.leases()
     for name in ("", "attachments", *STATE_FILES):
         path = node.path(f"{STATE}/{name}")
-        if how == "mode":
-            path.chmod(0o777 if path.is_dir() else 0o666)
-            word = "mode 777" if path.is_dir() else "mode 666"
-        else:
-            os.chown(path, 4321, 0)
-            word = "user 4321"
+        mode = 0o777 if path.is_dir() else 0o666
+        path.chmod(mode) if how == "mode" else os.chown(path, 4321, 0)
+        word = f"mode {mode:o}" if how == "mode" else "user 4321"
         reply = node.cni("macvlan", "ADD", network(), netns=attached)
         reply.refused(5, f"{STATE}/{name}".rstrip("/"), word, "chown", "chmod")
         assert (node.leases(), attached.view.names()) == (before, ["net9"])
         os.chown(path, 0, 0)
-        path.chmod(0o700 if path.is_dir() else 0o600)
+        path.chmod(mode & 0o700)
     node.cni("macvlan", "ADD", network(), netns=attached).succeeded()
 
 
 @pytest.mark.parametrize("name", ["attachments", *STATE_FILES])
 def test_a_link_in_place_of_state_is_refused_and_not_followed(node: Node, attached: Pod, name: str) -> None:
-    path, aside = node.path(f"{STATE}/{name}"), node.path("/run/aside")
-    node.run(["cp", "-a", f"{STATE}/{name}", "/run/aside"]).check_returncode()
-    node.run(["rm", "-rf", f"{STATE}/{name}"]).check_returncode()
-    path.symlink_to("/run/aside")
-    before = node.run(["find", "/run/aside", "-printf", "%p %s %T@\n"]).stdout
-    node.cni("macvlan", "ADD", network(), netns=attached).refused(
-        5, f"{STATE}/{name}", "link" if name == "leases.db" else "remove"
-    )
-    assert node.run(["find", "/run/aside", "-printf", "%p %s %T@\n"]).stdout == before
-    assert aside.exists()
+    def aside() -> bytes:
+        return node.run(["find", "/run/aside", "-printf", "%p %s %T@\n"]).stdout
+
+    place = f"{STATE}/{name}"
+    node.run(["sh", "-ec", f"mv {place} /run/aside; ln -s /run/aside {place}"]).check_returncode()
+    before = aside()
+    reply = node.cni("macvlan", "ADD", network(), netns=attached)
+    reply.refused(5, place, "link" if name == "leases.db" else "remove")
+    assert aside() == before != b""
 
 
 @pytest.mark.parametrize("name", STATE_FILES)
 def test_what_is_no_file_in_place_of_state_is_refused_without_waiting(node: Node, attached: Pod, name: str) -> None:
-    path = node.path(f"{STATE}/{name}")
-    path.unlink()
-    for make in (os.mkfifo, os.mkdir, lambda place: os.mknod(place, 0o20600, os.makedev(1, 5))):
-        make(path)
-        node.cni("macvlan", "ADD", network(), netns=attached).refused(5, f"{STATE}/{name}")
-        node.run(["rm", "-r", f"{STATE}/{name}"]).check_returncode()
+    for make in ("mkfifo", "mkdir", "mknod -m 600 {} c 1 5"):
+        place = f"{STATE}/{name}"
+        command = make.format(place) if "{}" in make else f"{make} {place}"
+        node.run(["sh", "-ec", f"rm -r {place}; {command}"]).check_returncode()
+        node.cni("macvlan", "ADD", network(), netns=attached).refused(5, place)
+
+
+DAMAGES = {  # of the record $r, beside that of another attachment, $o
+    "link": "rm $r; ln -s $o $r",
+    "fifo": "rm $r; mkfifo $r",
+    "directory": "rm $r; mkdir $r",
+    "endless": "truncate -s 1T $r",
+    "changed": "sed -i s/net-c1/net-c2/ $r",
+    "swapped": "cat $o > $r",
+}
 
 
 @pytest.mark.parametrize(
     ("how", "part"),
     [  # each with one part of the record in turn; `make long`: with both
         pytest.param(how, part, marks=() if (n + parts) % 2 == 0 else pytest.mark.long)
-        for n, how in enumerate(["link", "fifo", "directory", "endless", "changed", "swapped"])
+        for n, how in enumerate(DAMAGES)
         for parts, part in enumerate(["link", "ipam"])
     ],
 )
 def test_a_record_that_is_not_as_it_was_written_is_set_aside(node: Node, pod: Pod, part: str, how: str) -> None:
     for container in ("c1", "c2"):
         node.cni("macvlan", "ADD", network(), netns=pod, container_id=container, ifname=f"net-{container}").succeeded()
-    record, other = (node.path(f"{STATE}/attachments/hostile:{c}:net-{c}:{part}") for c in ("c1", "c2"))
-    text = record.read_text()
-    if how == "changed":
-        record.write_text(text.replace("net-c1", "net-c2"))
-    elif how == "swapped":
-        record.write_text(other.read_text())
-    elif how == "endless":
-        os.truncate(record, 1 << 40)
-    else:
-        record.unlink()
-        if how == "link":
-            record.symlink_to(other.name)
-        elif how == "fifo":
-            os.mkfifo(record)
-        else:
-            record.mkdir()
+    record, other = (f"hostile:{c}:net-{c}:{part}" for c in ("c1", "c2"))
+    script = f"cd {STATE}/attachments; r={record}; o={other}; {DAMAGES[how]}"
+    node.run(["sh", "-ec", script]).check_returncode()
     reply = node.cni("macvlan", "DEL", network(), netns=pod, container_id="c1", ifname="net-c1")
     reply.succeeded()
     assert "damaged" in reply.stderr
-    assert set(pod.view.names()) == {"net-c2"}
-    assert node.leases() == ["192.168.111.2"]
+    assert (pod.view.names(), node.leases()) == (["net-c2"], ["192.168.111.2"])
     node.cni("macvlan", "DEL", network(), netns=pod, container_id="c2", ifname="net-c2").succeeded()
-    assert node.leases() == []
-    assert os.listdir(record.parent) == [f".damaged.{record.name}"]
+    assert (node.leases(), os.listdir(node.path(f"{STATE}/attachments"))) == ([], [f".damaged.{record}"])
 
 
 def test_a_record_that_others_can_write_is_refused_and_stays(node: Node, attached: Pod) -> None:
@@ -628,13 +530,10 @@ def test_a_record_that_others_can_write_is_refused_and_stays(node: Node, attache
 def test_a_file_that_is_no_record_is_left_alone(node: Node, attached: Pod) -> None:
     stray = node.path(f"{STATE}/attachments/leases.db")
     stray.touch(0o600)
-    config = network()
-    node.cni("macvlan", "ADD", config, netns=attached).succeeded()
-    assert stray.exists()
-    node.cni("macvlan", "DEL", config, netns=attached).succeeded()
     valid = {"cni.dev/valid-attachments": [{"containerID": "good", "ifname": "net9"}]}
-    node.cni("macvlan", "GC", {**network(), **valid}).succeeded()
-    assert stray.exists()
+    for verb in ("ADD", "DEL", "GC"):
+        node.cni("macvlan", verb, {**network(), **valid}, netns=attached).succeeded()
+        assert stray.exists()
 
 
 def test_a_data_directory_that_others_can_write_is_refused(node: Node, pod: Pod) -> None:
@@ -671,13 +570,3 @@ def test_a_network_that_is_of_another_type_by_now_is_cleared_by_the_plugin_that_
         reply.succeeded()
     if verb in ("ADD", "CHECK"):
         node.ended(then, config, netns=pod)
-
-
-def test_a_delegate_gets_what_the_runtime_sent_and_no_more(node: Node, pod: Pod) -> None:
-    """host-local is Go's: a type that CNI_PATH has, and a dataDir that is its own business, not ours."""
-    if not (GO_PLUGINS / "host-local").exists():
-        pytest.skip("needs the package containernetworking-plugins")
-    ipam = {"type": "host-local", "ranges": [[{"subnet": "10.4.0.0/24"}]], "dataDir": "/run/host-local"}
-    config = {**network(), "cniVersion": "1.0.0", "ipam": ipam}
-    node.cni("macvlan", "ADD", config, netns=pod).succeeded()
-    node.cni("macvlan", "DEL", config, netns=pod).succeeded()
