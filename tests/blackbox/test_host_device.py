@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from itertools import cycle
 from typing import Any
 
 import pytest
@@ -72,22 +71,14 @@ def as_it_was(node: Node) -> dict[str, dict[str, Any]]:
 # --- ADD ---
 
 
-@pytest.mark.parametrize("version", ["0.2.0", "1.0.0", "1.1.0"])
-def test_the_device_is_in_the_pod_with_its_mac_and_mtu(node: Node, pod: Pod, device: Link, version: str) -> None:
-    result = add(node, pod, network(version))
+def test_the_device_is_in_the_pod_with_its_mac_and_mtu(node: Node, pod: Pod, device: Link) -> None:
+    result = add(node, pod, network())
     link = pod.view.link("net1")
     assert "ens9" not in node.host.names()
     assert (link.kind, link.mac, link.mtu, link.up) == ("veth", device.mac, device.mtu, True)
     assert link.texts == ["192.168.111.1/24"]
-    if version >= "0.3.0":
-        interface: dict[str, Any] = {"name": "net1", "mac": device.mac, "sandbox": pod.path}
-        if version >= "1.1.0":
-            interface["mtu"] = device.mtu
-        assert result["interfaces"] == [interface]
-        assert [(a["interface"], a["address"]) for a in result["ips"]] == [(0, "192.168.111.1/24")]
-    else:
-        assert result["ip4"]["ip"] == "192.168.111.1/24"
-    node.ended("host-device", network(version), netns=pod)
+    assert result["interfaces"] == [{"name": "net1", "mac": device.mac, "mtu": device.mtu, "sandbox": pod.path}]
+    assert result["ips"] == [{"interface": 0, "address": "192.168.111.1/24"}]
 
 
 def test_a_device_may_go_without_addresses(node: Node, pod: Pod) -> None:
@@ -100,17 +91,14 @@ def test_a_device_may_go_without_addresses(node: Node, pod: Pod) -> None:
         assert (node.leftovers(), as_it_was(node)) == ([], before)
 
 
-@pytest.mark.parametrize("place", ["key", "device", "key, host-local"])
-def test_an_mtu_that_is_too_small_for_ipv6_is_refused(node: Node, pod: Pod, device: Link, place: str) -> None:
-    mtu = 1279 if place.startswith("key") else 0
-    if not mtu:
+@pytest.mark.parametrize("place", ["key", "device", pytest.param("key, host-local", marks=needs_go)])
+def test_an_mtu_that_is_too_small_for_ipv6_is_refused(node: Node, pod: Pod, place: str) -> None:
+    if place == "device":
         node.host.set("ens9", mtu=1279)
-    ranges = [{"range": "192.168.111.0/24"}, {"range": "fd00:111::/64"}]
-    ipam: dict[str, Any] = {"type": "whereabouts", "datastore": "file", "ipRanges": ranges}
+    ipam = {**LEASES, "ipRanges": [{"range": "fd00:111::/64"}]}
     if "host-local" in place:
-        if not (GO_PLUGINS / "host-local").exists():
-            pytest.skip("needs the package containernetworking-plugins")
         ipam = {"type": "host-local", "ranges": [[{"subnet": "fd00:111::/64"}]]}
+    mtu = 0 if place == "device" else 1279
     refused(node, pod, network("1.0.0", mtu=mtu, ipam=ipam), 7, "mtu 1279", "fd00:111::", "1280")
 
 
@@ -129,46 +117,41 @@ def bus(node: Node, kind: str, name: str, netdev: str = "", driver: str = "") ->
         (at / "driver").symlink_to(f"../../drivers/{driver}")
 
 
+OTHER, PATH = "0000:3b:00.7", f"/sys/devices/ours/{PCI}"
+SELECTORS: dict[str, dict[str, Any]] = {
+    "device": {"device": "ens9"},
+    "altname": {"device": "rdma-rail-0"},
+    "hwaddr": {"hwaddr": "02:00:00:00:09:09"},
+    "hwaddr as Go reads it": {"hwaddr": "0200.0000.0909"},
+    "kernelpath": {"kernelpath": PATH},
+    "pciBusID": {"pciBusID": PCI},
+    "PCI deviceID": {"runtimeConfig": {"deviceID": PCI}},
+    "auxiliary deviceID": {"runtimeConfig": {"deviceID": AUXILIARY}},
+    "the runtime's before the configured": {"pciBusID": OTHER, "runtimeConfig": {"deviceID": PCI}},
+}
+
+
 def by(selector: str) -> dict[str, Any]:
-    if selector in ("PCI deviceID", "auxiliary deviceID"):
-        return {"runtimeConfig": {"deviceID": PCI if selector[0] == "P" else AUXILIARY}}
-    value = {"device": "ens9", "altname": "rdma-rail-0", "hwaddr": "02:00:00:00:09:09", "pciBusID": PCI}[selector]
-    return {"device" if selector == "altname" else selector: value}
+    return {"device": None} | SELECTORS[selector]
 
 
-SELECTORS = ("device", "altname", "hwaddr", "pciBusID", "PCI deviceID", "auxiliary deviceID")
+@pytest.fixture
+def buses(node: Node, device: Link) -> None:
+    """The places in sysfs where the selectors look."""
+    bus(node, "pci", PCI, "ens9")
+    bus(node, "pci", OTHER, "ens9-peer")
+    bus(node, "auxiliary", AUXILIARY, "ens9")
+    node.run(["mount", "-t", "tmpfs", "tmpfs", "/sys/devices"]).check_returncode()
+    (node.path(PATH) / "net" / "ens9").mkdir(parents=True)
 
 
 @pytest.mark.parametrize("selector", SELECTORS)
-def test_each_selector_finds_the_device(node: Node, pod: Pod, device: Link, selector: str) -> None:
-    bus(node, "pci", PCI, "ens9")
-    bus(node, "auxiliary", AUXILIARY, "ens9")
+def test_each_selector_finds_the_device(node: Node, pod: Pod, device: Link, buses: None, selector: str) -> None:
     before = as_it_was(node)
-    config = network(**{"device": None} | by(selector))
+    config = network(**by(selector))
     assert add(node, pod, config)["interfaces"][0]["mac"] == device.mac
     delete(node, pod, config)
     assert (node.leftovers(), as_it_was(node)) == ([], before)
-
-
-@pytest.mark.parametrize("hwaddr", ["02:00:00:00:09:09", "02-00-00-00-09-09", "0200.0000.0909"])
-def test_a_hwaddr_may_be_written_in_each_form_that_go_reads(node: Node, pod: Pod, device: Link, hwaddr: str) -> None:
-    assert add(node, pod, network(device=None, hwaddr=hwaddr))["interfaces"][0]["mac"] == device.mac
-
-
-def test_a_kernel_path_finds_the_device(node: Node, pod: Pod, device: Link) -> None:
-    path = "/sys/devices/ours/0000:3b:00.2"
-    node.run(["mount", "-t", "tmpfs", "tmpfs", "/sys/devices"]).check_returncode()
-    (node.path(path) / "net" / "ens9").mkdir(parents=True)
-    add(node, pod, network(device=None, kernelpath=path))
-    node.ended("host-device", network(device=None, kernelpath=path), netns=pod)
-
-
-def test_the_device_that_the_runtime_names_wins_over_the_configured_address(node: Node, pod: Pod, device: Link) -> None:
-    bus(node, "pci", PCI, "ens9")
-    bus(node, "pci", "0000:3b:00.7", "ens9-peer")
-    config = network(device=None, pciBusID="0000:3b:00.7", runtimeConfig={"deviceID": PCI})
-    assert add(node, pod, config)["interfaces"][0]["mac"] == device.mac
-    node.ended("host-device", config, netns=pod)
 
 
 @pytest.mark.parametrize("version", ["1.0.0", "1.1.0"])
@@ -191,10 +174,9 @@ def test_a_function_that_a_userspace_driver_holds_gets_addresses_and_stays(node:
 def test_the_mtu_of_a_function_that_a_userspace_driver_holds_is_in_the_result_or_refused(node: Node, pod: Pod) -> None:
     bus(node, "pci", "0000:3b:01.0", driver="vfio-pci")
     config = network(device=None, pciBusID="0000:3b:01.0")
+    ipv6 = {"ipam": {**LEASES, "range": "fd00:1::/64"}}
     refused(node, pod, config | {"mtu": 67}, 7, "mtu 67", "0000:3b:01.0", "68 to 65535")
-    refused(
-        node, pod, config | {"mtu": 1279, "ipam": {**config["ipam"], "range": "fd00:1::/64"}}, 7, "mtu 1279", "IPv6"
-    )
+    refused(node, pod, config | ipv6 | {"mtu": 1279}, 7, "mtu 1279", "IPv6")
     result = add(node, pod, config | {"mtu": 9000})
     assert result["interfaces"][0]["mtu"] == 9000
     checked = config | {"prevResult": result}
@@ -206,13 +188,12 @@ def test_the_mtu_of_a_function_that_a_userspace_driver_holds_is_in_the_result_or
 # --- ADD: what is refused ---
 
 
-@pytest.mark.parametrize("selector", [*SELECTORS, "kernelpath"])
-def test_a_device_that_is_away_is_in_use_by_whatever_it_is_selected(node: Node, pod: Pod, selector: str) -> None:
-    path = f"/sys/devices/ours/{PCI}"
-    bus(node, "pci", PCI, "ens9")
-    bus(node, "auxiliary", AUXILIARY, "ens9")
-    config = network(**{"device": None} | ({"kernelpath": path} if selector == "kernelpath" else by(selector)))
-    add(node, node.pod("pod2"), network() if selector == "kernelpath" else config, container_id="holder")
+@pytest.mark.parametrize("selector", SELECTORS)
+def test_a_device_that_is_away_is_in_use_by_whatever_it_is_selected(
+    node: Node, pod: Pod, buses: None, selector: str
+) -> None:
+    config = network(**by(selector))
+    add(node, node.pod("pod2"), config, container_id="holder")
     records, holder = Records(str(node.path(STATE))), Attachment("pf-net", "holder", "net1")
     record = records.read(holder, "link") or {}
     hardware = {"auxiliary deviceID": ("auxiliary", AUXILIARY), "kernelpath": ("virtio", PCI)}  # which a veth is not
@@ -223,6 +204,7 @@ def test_a_device_that_is_away_is_in_use_by_whatever_it_is_selected(node: Node, 
         shutil.rmtree(devices, ignore_errors=True)
         devices.mkdir(parents=True)
         (devices / parent).symlink_to(f"../../../devices/ours/{parent}")
+        shutil.rmtree(node.path(PATH) / "net")
         records.write(holder, "link", record)
     node.cni("host-device", "ADD", config, netns=pod).refused(11, "holder", "in use")
     node.cni("host-device", "STATUS", config).succeeded()
@@ -230,36 +212,12 @@ def test_a_device_that_is_away_is_in_use_by_whatever_it_is_selected(node: Node, 
         node.cni("host-device", "ADD", network(**{"device": None} | another), netns=pod).refused(7, "names no netdev")
 
 
-@pytest.mark.parametrize("name", ["br0", "lo"])  # the pod has a lo of its own, which is the same but for its namespace
-def test_a_device_that_cannot_leave_its_namespace_is_refused(node: Node, pod: Pod, name: str) -> None:
-    with node.host.rtnl() as ipr:
-        ipr.link("add", ifname="br0", kind="bridge")  # net/bridge/br_device.c: netns_local
-    node.allow(uplinks=["br0"])
-    node.remember()
-    before = as_it_was(node)
-    reply = node.cni("host-device", "ADD", network(device=name), netns=pod)
-    if reply.status:
-        reply.refused(101, name)
-    else:
-        delete(node, pod, network(device=name))  # a kernel that lets bridges move
-    assert (node.leftovers(), as_it_was(node)) == ([], before)
+def test_a_device_that_cannot_leave_its_namespace_is_refused(node: Node, pod: Pod) -> None:
+    """The pod has a lo of its own, which is the same but for its namespace."""
+    refused(node, pod, network(device="lo"), 101, "lo")
 
 
 # --- DEL ---
-
-
-def test_what_the_pod_changed_on_the_device_is_undone(node: Node, pod: Pod) -> None:
-    before = as_it_was(node)
-    add(node, pod, network())
-    pod.view.add_address("net1", "10.66.0.1/24")
-    pod.view.set("net1", state="down")
-    pod.view.set("net1", mtu=1400, address="02:66:66:66:66:66")
-    pod.view.add_altname("net1", "from-the-pod")
-    node.run(
-        ["ip", "-n", "pod1", "link", "property", "del", "dev", "net1", "altname", "rdma-rail-0"]
-    ).check_returncode()
-    delete(node, pod, network())
-    assert as_it_was(node) == before
 
 
 @pytest.mark.parametrize(
@@ -269,56 +227,49 @@ def test_a_repeated_delete_ends_beside_a_link_of_the_pod_that_looks_like_the_dev
     node: Node, pod: Pod, device: Link, kind: str, selector: str
 ) -> None:
     before = as_it_was(node)
-    config = network(**{"device": None} | by(selector))
+    config = network(**by(selector))
     add(node, pod, config)
     node.pod("pod2")
-    peer = {"veth": ("peer", "name", "other"), "bridge": ()}.get(kind, ("peer", "name", "other", "netns", "pod2"))
-    for words in (
-        ("set", "net1", "down"),
-        ("set", "net1", "name", "away1"),
-        ("add", "net1", "address", device.mac, "type", kind.split()[0], *peer),
-        ("set", "net1", "alias", "ens9"),
-    ):
-        node.run(["ip", "-netns", "pod1", "link", *words]).check_returncode()
+    made = {"veth": "veth peer name other", "bridge": "bridge"}.get(kind, "veth peer name other netns pod2")
+    planted = f"add net1 address {device.mac} type {made}"
+    for change in ("set net1 down", "set net1 name away1", planted, "set net1 alias ens9"):
+        node.run(["ip", "-netns", "pod1", "link", *change.split()]).check_returncode()
     for _ in range(3):
         delete(node, pod, config)
         assert (node.leases(), node.files(), as_it_was(node)) == ([], [], before)
         assert pod.view.link("net1").mac == device.mac
 
 
-def probe_anew(node: Node, pod: Pod) -> None:
+ENDS = ("DEL", "GC", "the sandbox goes, DEL", "another pod has it, DEL")
+
+
+@pytest.mark.parametrize(
+    ("plugin", "end"), [(p, end) for p in ("host-device", "sriov") for end in ENDS[: 3 if p == "sriov" else 4]]
+)
+def test_the_attachment_of_a_device_that_was_probed_anew_ends(node: Node, pod: Pod, plugin: str, end: str) -> None:
     """As unbind and bind of the driver, or sriov_numvfs 0 and 2: the netdev goes, and the host has another one of its name."""
+    bus(node, "pci", PCI, "ens9", driver="mlx5_core")
+    selected = {"pciBusID": PCI} if plugin == "host-device" else {"deviceID": PCI}
+    config = network(type=plugin, **{"device": None} | selected)
+    add(node, pod, config)
     pod.view.delete("net1")
     node.host.add_veth("ens9", "ens9-peer", mtu=4200)
     node.host.set("ens9", address="02:00:00:00:0a:0a")
     node.remember()
-
-
-@pytest.mark.parametrize("plugin", ["host-device", "sriov"])
-@pytest.mark.parametrize("end", ["DEL", "GC", "the sandbox goes, DEL", "another pod has it, DEL"])
-def test_the_attachment_of_a_device_that_was_probed_anew_ends(node: Node, pod: Pod, plugin: str, end: str) -> None:
-    bus(node, "pci", PCI, "ens9", driver="mlx5_core")
-    selected = {"pciBusID": PCI} if plugin == "host-device" else {"deviceID": PCI}
-    config = network(type=plugin, **{"device": None} | selected)
-    node.cni(plugin, "ADD", config, netns=pod).succeeded()
-    probe_anew(node, pod)
     new, other = as_it_was(node), node.pod("pod2")
-    if end == "another pod has it, DEL":
-        if plugin == "sriov":
-            pytest.skip("a VF has one attachment at a time")
-        node.cni(plugin, "ADD", config, netns=other, container_id="c2").succeeded()
+    if end.startswith("another"):
+        add(node, other, config, container_id="c2")
     if end.startswith("the sandbox"):
         node.delete_pod(pod)
     if end == "GC":
-        valid = {"cni.dev/valid-attachments": []}
-        node.cni(plugin, "GC", config | {"cniVersion": "1.1.0"} | valid, netns=None).succeeded()
+        node.cni(plugin, "GC", config | {"cni.dev/valid-attachments": []}).succeeded()
     else:
-        node.cni(plugin, "DEL", config, netns=pod.path).succeeded()
-    if end == "another pod has it, DEL":
+        delete(node, pod.path, config)
+    if end.startswith("another"):
         assert (other.view.names(), node.leases()) == (["net1"], ["192.168.111.2"])
-        node.cni(plugin, "DEL", config, netns=other, container_id="c2").succeeded()
+        delete(node, other, config, container_id="c2")
     assert (node.leftovers(), as_it_was(node)) == ([], new)
-    node.cni(plugin, "ADD", config, netns=other, container_id="c3").succeeded()
+    add(node, other, config, container_id="c3")
 
 
 def test_the_key_of_Go_that_copies_the_hosts_addresses_is_refused_by_name(node: Node, pod: Pod) -> None:
@@ -373,7 +324,7 @@ def test_a_host_name_that_is_taken_meanwhile_is_an_error_that_a_retry_clears(nod
 
 @pytest.mark.parametrize("is_dead", [False, True], ids=["DEL in the pod", "the pod is gone"])
 def test_a_host_name_that_stays_taken_is_told_and_the_delete_ends(node: Node, pod: Pod, is_dead: bool) -> None:
-    before = as_it_was(node)
+    before = as_it_was(node)["ens9"]
     add(node, pod, network())
     node.host.add_veth("ens9", "usurper")
     if is_dead:
@@ -384,11 +335,8 @@ def test_a_host_name_that_stays_taken_is_told_and_the_delete_ends(node: Node, po
     reply.succeeded()
     assert "ens9" in reply.stderr
     assert (node.leases(), node.files()) == ([], [])
-    device = as_it_was(node)["net1" if is_dead else "dev0"]
-    assert device["identity"][1:] == before["ens9"]["identity"][1:]
-    assert [device[key] for key in ("state", "addresses", "routes")] == [
-        before["ens9"][key] for key in ("state", "addresses", "routes")
-    ]
+    name = "net1" if is_dead else "dev0"
+    assert as_it_was(node)[name] == {**before, "identity": (name, *before["identity"][1:])}
 
 
 def test_a_record_of_an_earlier_boot_restores_nothing_on_the_device(node: Node, pod: Pod) -> None:
@@ -407,27 +355,27 @@ def test_a_record_of_an_earlier_boot_restores_nothing_on_the_device(node: Node, 
 # --- beside Go's plugin ---
 
 
+GO_LEASES = {"type": "host-local", "ranges": [[{"subnet": "192.168.111.0/24"}]]}
+
+
 @needs_go
 @pytest.mark.parametrize("selector", ["device", "altname", "hwaddr"])
 def test_an_attachment_of_gos_plugin_is_taken_back(node: Node, pod: Pod, device: Link, selector: str) -> None:
-    block = {"type": "host-local", "ranges": [[{"subnet": "192.168.111.0/24"}]]}
-    config = network("1.0.0", **{"ipam": block, "device": None} | by(selector))
+    config = network("1.0.0", **{"ipam": GO_LEASES} | by(selector))
     node.host.set("ens9", ifalias="")
     node.cni(GO_PLUGINS / "host-device", "ADD", config, netns=pod).succeeded()
     assert pod.view.names() == ["net1"]
-    delete(node, pod, config)
+    for _ in range(2):
+        node.ended("host-device", config, netns=pod)
     link = node.host.link("ens9")
-    assert node.leftovers() == []
     assert (link.name, link.alias, link.mac, link.altnames) == ("ens9", "", device.mac, device.altnames)
-    node.ended("host-device", config, netns=pod)
 
 
 @needs_go
 def test_a_device_that_go_attached_comes_home_under_another_name_and_its_lease_is_freed(
     node: Node, pod: Pod, device: Link
 ) -> None:
-    block = {"type": "host-local", "ranges": [[{"subnet": "192.168.111.0/24"}]]}
-    config = network("1.0.0", ipam=block)
+    config = network("1.0.0", ipam=GO_LEASES)
     node.host.set("ens9", ifalias="")
     node.cni(GO_PLUGINS / "host-device", "ADD", config, netns=pod).succeeded()
     node.host.add_veth("ens9", "usurper")
@@ -455,20 +403,17 @@ def test_gos_plugin_can_take_back_an_attachment_of_ours(node: Node, pod: Pod, de
 
 # --- CHECK, GC, STATUS ---
 
-DIFFERENCES: dict[str, tuple[Any, list[str]]] = {
+DIFFERENCES: dict[str, tuple[Any, list[str]]] = {  # those that all plugins compare alike are in test_macvlan.py
     "the device is gone": (lambda pod: pod.view.delete("net1"), ["net1"]),
-    "it is down": (lambda pod: pod.view.set("net1", state="down"), ["down"]),
     "another MTU": (lambda pod: pod.view.set("net1", mtu=1400), ["1400", "4200"]),
     "another MAC": (lambda pod: pod.view.set("net1", address="02:66:66:66:66:66"), ["02:66:66:66:66:66"]),
-    "an address is gone": (lambda pod: pod.view.delete_address("net1", "192.168.111.1/24"), ["192.168.111.1/24"]),
-    "a route is gone": (lambda pod: pod.view.delete_route("net1", "10.0.0.0/8"), ["10.0.0.0/8"]),
 }
 
 
-@pytest.mark.parametrize(("version", "difference"), zip(cycle(("0.4.0", "1.0.0", "1.1.0")), DIFFERENCES, strict=False))
+@pytest.mark.parametrize(("version", "difference"), zip(("0.4.0", "1.0.0", "1.1.0"), DIFFERENCES, strict=True))
 def test_check_names_what_differs(node: Node, pod: Pod, difference: str, version: str) -> None:
     change, words = DIFFERENCES[difference]
-    config = network(version, mtu=4200, ipam={**LEASES, "routes": [{"dst": "10.0.0.0/8", "gw": "192.168.111.200"}]})
+    config = network(version, mtu=4200)
     checked = {**config, "prevResult": add(node, pod, config)}
     node.cni("host-device", "CHECK", checked, netns=pod).succeeded()
     change(pod)
