@@ -27,7 +27,6 @@ CASES: list[Case] = [
             foreign.test_an_add_that_fails_takes_its_link_with_it_after_the_ipam_plugins_delete,
             foreign.test_a_delete_finds_the_link_that_the_pod_renamed,
             foreign.test_addresses_are_given_back_when_the_sandbox_is_gone,
-            foreign.test_gc_gives_a_dhcp_lease_back_to_its_server,
             foreign.test_without_dhcps_daemon_the_link_goes_and_the_delete_is_made_again,
             foreign.test_a_dhcp_attachment_ends_when_its_sandbox_is_gone,
         )
@@ -48,7 +47,10 @@ CASES: list[Case] = [
         (foreign.test_gos_address_plugins_serve_each_verb, {**PLUGIN, "ipam": block, "version": "1.0.0"})
         for block in (foreign.HOST_LOCAL, foreign.STATIC)
     ),
-    (foreign.test_a_dhcp_server_gives_the_address_and_gets_it_back, {**PLUGIN, "version": "1.0.0"}),
+    *(
+        (foreign.test_a_dhcp_server_gives_the_address_and_gets_it_back, {**PLUGIN, "version": "1.0.0", "end": end})
+        for end in ("DEL", "GC")
+    ),
     *(
         (chains.test_a_chain_attaches_checks_and_detaches, {**PLUGIN, "chain": chain, "version": "1.0.0"})
         for chain in (("loopback", "tuning", chains.SELF), (chains.SELF, "tuning-mac", "sbr", "bandwidth", "portmap"))
