@@ -18,13 +18,9 @@ OURS = ("macvlan", "host-device", "sriov", "rdma")
 MAC = "02:00:00:00:00:99"
 SELF = "ours"  # stands for the plugin under test in a chain
 LEASES = {
-    "type": "whereabouts",
-    "range": "192.168.111.0/24",
-    "ipRanges": [{"range": "fd00:111::/64"}],
-    "gateway": "192.168.111.254",
-    "routes": [{"dst": "10.20.0.0/16"}],
-    "datastore": "file",
-}
+    "type": "whereabouts", "range": "192.168.111.0/24", "ipRanges": [{"range": "fd00:111::/64"}],
+    "gateway": "192.168.111.254", "routes": [{"dst": "10.20.0.0/16"}], "datastore": "file",
+}  # fmt: skip
 VRF_TABLE = 1  # the first that vrf takes
 PORTS = [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]
 
@@ -43,33 +39,15 @@ MEMBERS: dict[str, dict[str, Any]] = {
     "vrf": {"type": "vrf", "vrfname": "red"},
     "rdma": {"type": "rdma"},
 }
-UNCHECKED = (
-    "bandwidth",
-    "portmap-8080",
-)  # their CHECK refuses every link that is no veth, and IPv6 rules that are right
+UNCHECKED = ("bandwidth", "portmap-8080")  # their CHECK refuses links that are no veth, and IPv6 rules that are right
 
 # loopback makes an interface of its own, so that another plugin can stand before ours.
 CHAINS = (
-    (SELF,),
-    (SELF, "tuning"),
-    (SELF, "tuning-mac"),
-    (SELF, "tuning-mtu"),
-    (SELF, "sbr"),
-    (SELF, "bandwidth"),
-    (SELF, "portmap"),
-    (SELF, "portmap-8080"),
-    (SELF, "vrf"),
-    (SELF, "tuning-mac", "sbr", "bandwidth", "portmap"),
-    ("loopback", SELF),
-    ("loopback", "tuning", SELF),
-    ("loopback", "bandwidth", SELF),
-    ("loopback", "portmap", SELF),
-    ("loopback", SELF, "tuning-mac"),
-    ("loopback", SELF, "sbr"),
-    ("loopback", SELF, "portmap-8080"),
-    ("loopback", SELF, "vrf"),
-    ("loopback", "tuning", "bandwidth", "portmap", SELF, "sbr", "bandwidth", "portmap"),
-)
+    (SELF,), (SELF, "tuning"), (SELF, "tuning-mac"), (SELF, "tuning-mtu"), (SELF, "sbr"), (SELF, "portmap-8080"),
+    (SELF, "vrf"), (SELF, "tuning-mac", "sbr", "bandwidth", "portmap"), ("loopback", SELF), ("loopback", "tuning", SELF),
+    ("loopback", SELF, "tuning-mac"), ("loopback", SELF, "sbr"), ("loopback", SELF, "portmap-8080"),
+    ("loopback", SELF, "vrf"), ("loopback", "tuning", "bandwidth", "portmap", SELF, "sbr", "bandwidth", "portmap"),
+)  # fmt: skip
 
 LINKS = ("macvlan", "host-device")
 each_plugin = pytest.mark.parametrize("plugin", LINKS)
@@ -257,42 +235,40 @@ EARLIER: dict[str, Any] = {
 }
 
 
+def configuration(plugin: str, version: str = "1.1.0", **more: Any) -> dict[str, Any]:
+    return {"cniVersion": version, "name": "chained", **member(SELF, plugin, **more)}
+
+
 @each_plugin
 def test_what_earlier_plugins_made_stands_before_ours_in_the_result(node: Node, pod: Pod, plugin: str) -> None:
     chain = Chain(node, pod, "1.1.0", [])
-    config = {"cniVersion": "1.1.0", "name": "chained", **member(SELF, plugin)}
-    result = chain.call("ADD", config, EARLIER).succeeded()
+    result = chain.call("ADD", configuration(plugin), EARLIER).succeeded()
     link = pod.view.link("net1")
     own = {"name": "net1", "mac": link.mac, "mtu": link.mtu, "sandbox": pod.path}
-    assert result["interfaces"] == [*EARLIER["interfaces"], own]
     first = {"interface": 2, "address": "192.168.111.1/24", "gateway": "192.168.111.254"}
-    assert result["ips"] == [*EARLIER["ips"], first, {"interface": 2, "address": "fd00:111::1/64"}]
-    assert result["routes"] == [*EARLIER["routes"], *LEASES["routes"]]
-    assert result["dns"] == EARLIER["dns"]
+    assert result == {
+        "cniVersion": "1.1.0",
+        "interfaces": [*EARLIER["interfaces"], own],
+        "ips": [*EARLIER["ips"], first, {"interface": 2, "address": "fd00:111::1/64"}],
+        "routes": [*EARLIER["routes"], *LEASES["routes"]],
+        "dns": EARLIER["dns"],
+    }
     assert link.texts == ["192.168.111.1/24", "fd00:111::1/64"]
-
-
-@each_plugin
-def test_the_dns_of_the_network_counts_before_that_of_earlier_plugins(node: Node, pod: Pod, plugin: str) -> None:
-    chain = Chain(node, pod, "1.1.0", [])
-    config = {"cniVersion": "1.1.0", "name": "chained", **member(SELF, plugin, dns={"nameservers": ["192.0.2.1"]})}
-    assert chain.call("ADD", config, EARLIER).succeeded()["dns"] == {"nameservers": ["192.0.2.1"]}
+    named = configuration(plugin, dns={"nameservers": ["192.0.2.1"]})  # those of the network count before earlier ones
+    assert chain.call("ADD", named, EARLIER).succeeded()["dns"] == {"nameservers": ["192.0.2.1"]}
 
 
 @each_and("previous", [[], 7, {"cniVersion": "9.9.9"}, {"ips": [{"address": "nonsense"}]}], ids=str, plugins=LINKS)
-def test_a_result_of_earlier_plugins_that_is_none_is_refused_before_anything_is_made(
-    node: Node, pod: Pod, plugin: str, previous: Any
-) -> None:
-    config = {"cniVersion": "1.1.0", "name": "chained", **member(SELF, plugin)}
-    Chain(node, pod, "1.1.0", []).call("ADD", config, previous).refused(6, "prevResult")
+def test_an_earlier_result_that_is_none_is_refused(node: Node, pod: Pod, plugin: str, previous: Any) -> None:
+    Chain(node, pod, "1.1.0", []).call("ADD", configuration(plugin), previous).refused(6, "prevResult")
     assert node.leftovers() == []
 
 
 @each_and("version", ["0.1.0", "0.2.0"], plugins=LINKS)
 def test_a_version_without_chains_is_answered_with_ours_alone(node: Node, pod: Pod, plugin: str, version: str) -> None:
-    config = {"cniVersion": version, "name": "chained", **member(SELF, plugin)}
     previous = {"cniVersion": version, "ip4": {"ip": "10.44.0.7/16"}}
-    assert Chain(node, pod, version, []).call("ADD", config, previous).succeeded()["ip4"]["ip"] == "192.168.111.1/24"
+    reply = Chain(node, pod, version, []).call("ADD", configuration(plugin, version), previous)
+    assert reply.succeeded()["ip4"]["ip"] == "192.168.111.1/24"
 
 
 @each_plugin
@@ -300,8 +276,7 @@ def test_check_looks_for_the_routes_of_earlier_plugins_on_their_links(node: Node
     pod.view.add_veth("eth0", "far")
     pod.view.add_address("eth0", "10.44.0.7/16")
     pod.view.add_route("eth0", "10.45.0.0/16", gateway="10.44.0.1", priority=7)
-    chain = Chain(node, pod, "1.1.0", [])
-    config = {"cniVersion": "1.1.0", "name": "chained", **member(SELF, plugin)}
+    chain, config = Chain(node, pod, "1.1.0", []), configuration(plugin)
     result = chain.call("ADD", config, EARLIER).succeeded()
     chain.call("CHECK", config, result).succeeded()
     pod.view.delete_route("net1", "10.20.0.0/16")

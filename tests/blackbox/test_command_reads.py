@@ -106,18 +106,11 @@ def test_leases_are_listed_by_pool_and_address_and_can_be_chosen(site: Site) -> 
 
 def test_an_address_is_shown_with_its_holder_and_a_free_one_is_exit_code_1(site: Site) -> None:
     (shown,) = site.read("ipam", "show", "192.168.111.2")
-    created = shown.pop("created")
-    assert created.endswith("Z")
-    assert {k: v for k, v in shown.items() if k != "node"} == {
-        "address": "192.168.111.2",
-        "pool": "192.168.111.0-24",
-        "network": "rail",
-        "containerID": "sandbox-b",
-        "ifname": "net1",
-        "pod": "team/b",
-        "podUID": "uid-b",
-        "netns": site.pods[1].path,
-    }
+    assert shown.pop("created").endswith("Z")
+    del shown["node"]
+    lease = {"address": "192.168.111.2", "pool": "192.168.111.0-24", "network": "rail", "ifname": "net1"}
+    holder = {"containerID": "sandbox-b", "pod": "team/b", "podUID": "uid-b", "netns": site.pods[1].path}
+    assert shown == lease | holder
     assert "pod:         team/b\n" in site.run("ipam", "show", "192.168.111.2/24").stdout
     free = site.run("ipam", "show", "192.168.111.9")
     assert (free.returncode, free.stdout) == (1, f"192.168.111.9 is not leased in {STATE}\n")
@@ -145,12 +138,15 @@ def test_attachments_are_chosen_by_their_pod_or_container(site: Site) -> None:
     assert yaml.safe_load(site.run("attachments", "-o", "yaml").stdout) == site.read("attachments")
 
 
+def conflist(site: Site, version: str) -> tuple[str, str]:
+    """The options by which the network `rail` is found."""
+    plugins = [{k: v for k, v in CONFIG.items() if k != "name"}]
+    site.node.write("/run/net.d/rail.conflist", {"cniVersion": version, "name": "rail", "plugins": plugins})
+    return ("--conf-dir", "/run/net.d")
+
+
 def test_a_pod_stands_for_its_attachment(site: Site) -> None:
-    path = site.node.path("/run/net.d")
-    path.mkdir()
-    document = {"cniVersion": "1.0.0", "name": "rail", "plugins": [{k: v for k, v in CONFIG.items() if k != "name"}]}
-    (path / "rail.conflist").write_text(json.dumps(document))
-    where = ("rail", "--container-id", "team/a", "--conf-dir", "/run/net.d")
+    where = ("rail", "--container-id", "team/a", *conflist(site, "1.0.0"))
     done = site.read("detach", *where)
     assert (done["containerID"], done["ifname"], done["netns"]) == ("sandbox-a", "net1", site.pods[0].path)
     assert [r[0] for r in site.rows("ipam", "leases", "--network", "rail")] == ["192.168.111.2", "fd00:111::2"]
@@ -164,11 +160,7 @@ def test_a_pod_stands_for_its_attachment(site: Site) -> None:
 
 def test_gc_keeps_what_only_the_records_know(site: Site) -> None:
     site.node.delete_pod(site.pods[0])
-    path = site.node.path("/run/net.d")
-    path.mkdir()
-    document = {"cniVersion": "1.1.0", "name": "rail", "plugins": [{k: v for k, v in CONFIG.items() if k != "name"}]}
-    (path / "rail.conflist").write_text(json.dumps(document))
-    kept = site.read("gc", "rail", "--conf-dir", "/run/net.d")["kept"]
+    kept = site.read("gc", "rail", *conflist(site, "1.1.0"))["kept"]
     assert [k["containerID"] for k in kept] == ["sandbox-b"]
     assert [r[0] for r in site.rows("ipam", "leases")] == ["192.168.111.2", "10.0.0.1", "fd00:111::2"]
     assert site.pods[1].view.names() == ["net1"]
@@ -200,19 +192,15 @@ WRITTEN = [(*RENDER, "table"), (*RENDER, "json"), ("--help",), ("--version",), (
 def test_output_that_nobody_reads_any_more_is_no_failure(words: tuple[str, ...]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    try:
-        argv = [*COMMAND, *words]
-        done = subprocess.run(argv, stdout=writer, stderr=subprocess.PIPE, env={})
-    finally:
-        os.close(writer)
+    with open(writer, "wb") as unread:
+        done = subprocess.run([*COMMAND, *words], stdout=unread, stderr=subprocess.PIPE, env={})
     assert (done.returncode, done.stderr) == (0, b"")
 
 
 @pytest.mark.parametrize("words", quick([*WRITTEN, ("completion", "bash")], (*RENDER, "json"), ("completion", "bash")))
 def test_output_that_its_disk_has_no_room_for_is_one_line_on_stderr(words: tuple[str, ...]) -> None:
     with open("/dev/full", "wb") as full:
-        argv = [*COMMAND, *words]
-        done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, env={}, text=True)
+        done = subprocess.run([*COMMAND, *words], stdout=full, stderr=subprocess.PIPE, env={}, text=True)
     assert (done.returncode, done.stderr) == (1, "railcni: the output cannot be written: No space left on device\n")
 
 
@@ -242,10 +230,7 @@ def test_a_closed_stdin_is_empty_and_a_closed_stderr_is_not_replaced_by_stdout(
 
 
 def test_a_directory_that_is_not_there_is_no_empty_store() -> None:
-    told = run("leases", "--data-dir", "/nonexistent", code=1)
-    assert told == 'railcni: --data-dir "/nonexistent": there is no such directory\n'
-    told = run("migrate", "--from", "file:/nonexistent", "--to", "file:/tmp/unused", code=1)
-    assert told == 'railcni: --from "file:/nonexistent": there is no such directory\n'
+    """That of --data-dir, and of any other option, is in the table of tests/cli/test_options.py."""
     told = run("migrate", "--from", "config:/nonexistent", "--to", "file:/tmp/unused", code=1)
     assert told == "railcni: config:/nonexistent: there is no such file\n"
 
