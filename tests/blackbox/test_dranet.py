@@ -204,23 +204,19 @@ def test_what_cannot_be_given_is_refused_with_the_status_that_dranet_knows(share
 
 
 def test_a_body_that_is_no_object_is_refused_and_the_next_request_is_served(shared: Webhook) -> None:
-    for body in (b"", b"[]", b"{", b"null"):
-        assert shared.ask("/GetProfileConfig", body)[0] == 400, body
+    assert [shared.ask("/GetProfileConfig", body)[0] for body in (b"", b"[]", b"{", b"null")] == [400] * 4
     assert shared.ask("/GetProfileConfig", b"{}", size=1 << 21)[0] == 400
     assert shared.ask("/nothing", {})[0] == shared.ask("/nothing")[0] == 404
     assert shared.ask("/health")[0] == 200
 
 
 def test_a_full_range_is_a_fault_that_kubelet_tries_again(shared: Webhook) -> None:
-    for number in range(4):  # of six addresses two are next hops
-        assert shared.give(claim=f"claim-{number}")[0] == 200
-    status, said = shared.give(claim="one-more")
-    assert status == 500
-    assert "192.168.77.0/29" in said
-    assert shared.release(claim="claim-3")[0] == 200
-    assert shared.give(claim="one-more")[0] == 200
-    for claim in ("claim-0", "claim-1", "claim-2", "one-more"):
-        assert shared.release(claim=claim)[0] == 200
+    claims = [f"claim-{number}" for number in range(5)]  # of six addresses two are next hops
+    assert [shared.give(claim=claim)[0] for claim in claims] == [200, 200, 200, 200, 500]
+    assert "192.168.77.0/29" in shared.give(claim=claims[4])[1]
+    assert shared.release(claim=claims[3])[0] == 200
+    assert shared.give(claim=claims[4])[0] == 200
+    assert {shared.release(claim=claim)[0] for claim in claims} == {200}
 
 
 def test_a_second_process_is_refused_and_a_killed_ones_socket_is_taken(webhook: Webhook) -> None:
@@ -259,19 +255,13 @@ def test_a_path_that_can_be_no_socket_is_refused(node: Node, path: str, why: str
 def test_the_names_of_interfaces_are_those_of_the_example_for_whereabouts() -> None:
     assert ifname_of("eth1") == "eth1"
     assert ifname_of("pci-0000-27-00-2") == "0000-27-00-2"
-    assert ifname_of("pci-0000-27-00-2.verylong") == f"dra{fnv(b'pci-0000-27-00-2.verylong'):08x}"
-    names = [ifname_of(name) for name in ("a/b", "", "a b", "ñ" * 20, "x" * 40)]
-    assert len(set(names)) == 5
-    assert not any(ifname_fault(name) for name in names)
-    assert ifname_of("") == "dra811c9dc5"  # FNV-1a of nothing, its offset basis
-
-
-def fnv(data: bytes) -> int:
-    """The 32-bit FNV-1a hash, as draft-eastlake-fnv has it."""
-    found = 2166136261
-    for byte in data:
+    found = 2166136261  # the 32-bit FNV-1a hash, as draft-eastlake-fnv has it; of nothing it is this
+    assert ifname_of("") == f"dra{found:08x}"
+    for byte in b"pci-0000-27-00-2.verylong":
         found = ((found ^ byte) * 16777619) % 2**32
-    return found
+    assert ifname_of("pci-0000-27-00-2.verylong") == f"dra{found:08x}"
+    names = [ifname_of(name) for name in ("a/b", "", "a b", "ñ" * 20, "x" * 40)]
+    assert (len(set(names)), any(ifname_fault(name) for name in names)) == (5, False)
 
 
 def test_the_command_says_what_it_needs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,31 +114,28 @@ def test_an_attachment_lives_with_its_lease_in_etcd(node: Node, pod: Pod, member
 
 
 def test_without_etcd_a_delete_succeeds_and_its_release_is_made_up_for(node: Node, pod: Pod, member: Etcd) -> None:
+    def how(name: str) -> dict[str, Any]:
+        return {"container_id": name, "ifname": name, "netns": pod}
+
     config = network()
-    for i in range(3):
-        node.cni("macvlan", "ADD", config, container_id=f"c{i}", ifname=f"net{i}", netns=pod).succeeded()
+    for name in ("c0", "c1", "c2"):
+        node.cni("macvlan", "ADD", config, **how(name)).succeeded()
     member.stop()
     node.cni("macvlan", "STATUS", config).refused(50, "127.0.0.1:2379", "Connection refused")
     began = time.monotonic()
-    node.cni("macvlan", "ADD", config, container_id="late", ifname="late", netns=pod).refused(
-        11, "127.0.0.1:2379", "Connection refused", "etcd_host"
-    )
+    late = node.cni("macvlan", "ADD", config, **how("late"))
+    late.refused(11, "127.0.0.1:2379", "Connection refused", "etcd_host")
     assert time.monotonic() - began < 10
-    down = [
-        node.start_cni("macvlan", "DEL", config, container_id=f"c{i}", ifname=f"net{i}", netns=pod) for i in range(2)
-    ]
-    for reply in node.cni_at_once(down):
+    for reply in node.cni_at_once([node.start_cni("macvlan", "DEL", config, **how(name)) for name in ("c0", "c1")]):
         reply.succeeded()
-    assert pod.view.names() == ["net2"]
-    assert pending(node) == ["c0", "c1"]
-
+    assert (pod.view.names(), pending(node)) == (["c2"], ["c0", "c1"])
     member.start()
     assert list(member.leases().values()) == ["c0", "c1", "c2"]
-    node.cni("macvlan", "DEL", config, container_id="late", ifname="late", netns=pod).succeeded()
+    node.cni("macvlan", "DEL", config, **how("late")).succeeded()
     if pending(node):  # the last attempt was a moment ago
         node.railcni("ipam", "flush").check_returncode()
     assert member.leases() == {"192.168.111.3": "c2"}
-    node.cni("macvlan", "DEL", config, container_id="c2", ifname="net2", netns=pod).succeeded()
+    node.cni("macvlan", "DEL", config, **how("c2")).succeeded()
     assert (node.leftovers(), member.leases()) == ([], {})
 
 
@@ -161,15 +158,11 @@ def test_the_password_of_the_flat_file_goes_to_no_host_that_a_network_names(node
 
 
 HOSTS: list[tuple[list[str], str, str, int]] = [  # storeHosts, the flat file's endpoints, a network's own, the error
-    ([], "", "127.0.0.1:1", 7),
     ([], "127.0.0.1:2379", "127.0.0.1:1", 7),  # another port
     ([], "127.0.0.1:2379", "127.0.0.1:2379", 0),
     ([], "127.0.0.1:2379", "127.0.0.1:2379,10.9.9.9:22", 7),
-    (["10.0.0.*"], "", "10.0.1.1:2379", 7),
     (["10.0.0.*"], "", "https://localhost:1", 7),
     (["LocalHost"], "", "http://localhost:1", 11),
-    (["127.0.0.1"], "", "127.0.0.1:1", 11),
-    (["*"], "", "127.0.0.1:1", 11),
     ([], "127.0.0.1:1", "", 11),
 ]
 
@@ -195,8 +188,6 @@ def test_a_network_learns_nothing_of_the_ports_of_hosts_that_the_node_does_not_a
 
 WRONG: list[tuple[dict[str, Any], list[str]]] = [
     ({"etcd_host": "127.0.0.1:x"}, ["ipam.etcd_host", "127.0.0.1:x", "port"]),
-    ({"etcd_host": "ftp://127.0.0.1"}, ["ipam.etcd_host", "http://"]),
-    ({"etcd_prefix": "railcni"}, ["ipam.etcd_prefix", "railcni"]),
     ({"etcd_ca_cert_file": "/etc/cni/missing.pem"}, ["/etc/cni/missing.pem", "etcd_ca_cert_file"]),
     ({"store_timeout": 0}, ["ipam.store_timeout", "0"]),
 ]
