@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -126,12 +127,9 @@ def test_the_nad_of_a_vf_attaches_the_function_of_that_address(site: Site) -> No
 
 def test_the_vf_of_a_chain_whose_keys_no_pf_can_set_here_is_refused_and_nothing_is_left(site: Site) -> None:
     """What the chain makes of a VF with its PF is the lab's matter: tests/lab/test_sriov.py, test_rdma_chain.py."""
-    site.install("file-store.conf")
     bus(site.node, "pci", "0000:18:00.3", "ens2f1", driver="mlx5_core")
-    path = str(CONF / NADS["rdma-vf-exclusive"])
-    told = site.refused("attach", path, "--args", ARGS, "--device-id", "0000:18:00.3")
-    assert "sriov ADD failed with code 7: vlan, vlanQoS, max_tx_rate, spoofchk, trust: only the PF" in told
-    assert site.node.leftovers() == []
+    told = "sriov ADD failed with code 7: vlan, vlanQoS, max_tx_rate, spoofchk, trust: only the PF"
+    assert_refused(site, "rdma-vf-exclusive", told, more=["--device-id", "0000:18:00.3"])
 
 
 def test_the_nads_of_rails_give_a_pod_one_index_on_both(site: Site) -> None:
@@ -168,27 +166,24 @@ def test_the_network_of_a_model_gives_its_server_the_address_that_the_client_nam
 
 @pytest.mark.parametrize("name", quick(ABSENT, "rdma-pf-pci", "rdma-vf-exclusive"))
 def test_a_pci_function_that_is_not_there_is_named_and_nothing_is_left(site: Site, name: str) -> None:
-    site.install("file-store.conf")
     address = "0000:18:00.3" if name in VFS else "0000:18:00.2"
     more = ["--device-id", address] if name.startswith("nvidia-") or name.endswith("exclusive") else []
+    assert_refused(site, name, f"railcni: {NETWORKS[name][0]['type']} ADD failed with code", address, more=more)
+
+
+def assert_refused(site: Site, name: str, *words: str, flat: str = "file-store.conf", more: Sequence[str] = ()) -> None:
+    """The attach by the NAD is refused with these words, and nothing is left."""
+    site.install(flat)
     told = site.refused("attach", str(CONF / NADS[name]), "--args", ARGS, *more)
-    assert f"railcni: {NETWORKS[name][0]['type']} ADD failed with code" in told
-    assert address in told
+    assert [word for word in words if word not in told] == []
     assert site.node.leftovers() == []
 
 
 def test_a_nad_that_leaves_the_device_to_a_device_plugin_says_so(site: Site) -> None:
     name = next(n for n in ABSENT if n.startswith("nvidia-"))
-    site.install("file-store.conf")
-    told = site.refused("attach", str(CONF / NADS[name]), "--args", ARGS)
-    assert "railcni: host-device ADD failed with code 7: " in told
-    assert "pciBusID" in told
-    assert site.node.leftovers() == []
+    assert_refused(site, name, "railcni: host-device ADD failed with code 7: ", "pciBusID")
 
 
 def test_the_clusters_flat_file_without_its_kubeconfig_is_refused_and_the_kubeconfig_named(site: Site) -> None:
-    site.install("whereabouts.conf")
-    told = site.refused("attach", str(CONF / NADS["rdma-net-ipam"]), "--args", ARGS)
-    assert "code 7" in told
-    assert "/etc/cni/net.d/whereabouts.d/whereabouts.kubeconfig" in told
-    assert site.node.leftovers() == []
+    words = ("code 7", "/etc/cni/net.d/whereabouts.d/whereabouts.kubeconfig")
+    assert_refused(site, "rdma-net-ipam", *words, flat="whereabouts.conf")

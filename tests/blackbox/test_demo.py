@@ -18,7 +18,7 @@ import pytest
 from packaging.utils import canonicalize_name
 
 from tests.node import ROOT, unusable
-from tests.tools import needs_compiler
+from tests.tools import needs, needs_compiler
 from tests.users import AnotherUser
 from tests.view import View
 
@@ -31,12 +31,12 @@ class Checkout:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        code = f"import sys; sys.path.insert(0, {str(folder)!r}); from cni.cli.main import main; sys.exit(main())"
+        self.command = [sys.executable, "-IPB", "-c", code, "demo"]
 
     def demo(self, *before: str) -> subprocess.CompletedProcess[str]:
         """Run the demo, by way of the command `before`, in an empty environment."""
-        code = f"import sys; sys.path.insert(0, {str(self.folder)!r}); from cni.cli.main import main; sys.exit(main())"
-        argv = [*before, sys.executable, "-IPB", "-c", code, "demo"]
-        done = subprocess.run(argv, cwd="/", capture_output=True, text=True, env={}, timeout=100)
+        done = subprocess.run([*before, *self.command], cwd="/", capture_output=True, text=True, env={}, timeout=100)
         assert "Traceback" not in done.stdout + done.stderr, done.stderr
         return done
 
@@ -112,24 +112,18 @@ def test_the_demo_shows_two_pods_and_leaves_the_machine_as_it_was(checkout: Chec
 
 
 @needs_compiler
+@needs("script", "install bsdutils")
 def test_the_report_is_coloured_on_a_terminal_and_plugins_get_the_cni_variables_and_nothing_else(
     checkout: Checkout,
 ) -> None:
-    if not shutil.which("script"):
-        pytest.skip("needs script(1): install bsdutils")
     plugin = checkout.folder / "libexec/macvlan"
     plugin.rename(plugin.with_name("ours"))
     plugin.write_text(f'#!/bin/sh\nenv >> {checkout.folder}/env\nexec "{plugin.with_name("ours")}"\n')
     plugin.chmod(0o755)
-    code = f"import sys; sys.path.insert(0, '{checkout.folder}'); from cni.cli.main import main; sys.exit(main())"
-    command = f'{sys.executable} -IPB -c "{code}" demo'
-    done = subprocess.run(
-        ["script", "-eqc", command, "/dev/null"],
-        capture_output=True,
-        text=True,
-        env={"TERM": "xterm", "PATH": os.environ["PATH"], "SECRET": "1", "NODENAME": "n"},
-        stdin=subprocess.DEVNULL,
-    )
+    command = " ".join([*checkout.command[:-2], f'"{checkout.command[-2]}"', "demo"])
+    env = {"TERM": "xterm", "PATH": os.environ["PATH"], "SECRET": "1", "NODENAME": "n"}
+    argv = ["script", "-eqc", command, "/dev/null"]
+    done = subprocess.run(argv, capture_output=True, text=True, env=env, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stdout
     assert "\x1b[32mPASS" in done.stdout
     names = {line.partition("=")[0] for line in (checkout.folder / "env").read_text().splitlines()}
@@ -139,12 +133,9 @@ def test_the_report_is_coloured_on_a_terminal_and_plugins_get_the_cni_variables_
 def test_the_demo_needs_no_root(checkout: Checkout, another_user: AnotherUser) -> None:
     nobody = [*another_user.prefix, "--no-new-privs", "--"]
     if subprocess.run([*nobody, sys.executable, "-c", "import rich"], capture_output=True, cwd="/").returncode:
-        pytest.skip(
-            f"an unprivileged user cannot run or read {sys.prefix}: clone to where everybody can, not below /root"
-        )
-    if subprocess.run(
-        [*nobody, "unshare", "--user", "--map-root-user", "--mount", "true"], capture_output=True
-    ).returncode:
+        pytest.skip(f"an unprivileged user cannot run or read {sys.prefix}: clone to where all can, not below /root")
+    unshare = ["unshare", "--user", "--map-root-user", "--mount", "true"]
+    if subprocess.run([*nobody, *unshare], capture_output=True).returncode:
         pytest.skip(
             "this kernel gives unprivileged users no user namespaces: sysctl user.max_user_namespaces and others"
         )
@@ -234,14 +225,19 @@ def test_what_the_command_needs_is_what_its_requirements_name() -> None:
     assert named == {canonicalize_name(one.name) for one in distributions(extra="device-plugin")}
 
 
+def venv(folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Have .ci/venv install what requirements-command.txt names, with these variables."""
+    former = ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX")
+    whole = {k: v for k, v in os.environ.items() if k not in former} | {"PIP_CONFIG_FILE": os.devnull, **environ}
+    command = ["sh", ".ci/venv", os.path.realpath(sys.executable), "requirements-command.txt"]
+    return subprocess.run(command, cwd=folder, env={**whole, "UV_OFFLINE": "1"}, capture_output=True, text=True)
+
+
 @pytest.mark.long
 def test_without_a_network_the_way_to_packages_is_told_and_nothing_half_made_stays(tmp_path: Path) -> None:
     made_by("demo", tmp_path)
-    environ = {**os.environ, "PIP_INDEX_URL": "http://127.0.0.1:1/simple", "PIP_CONFIG_FILE": os.devnull}
-    environ = {k: v for k, v in environ.items() if k not in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX")}
-    environ |= {"UV_INDEX_URL": environ["PIP_INDEX_URL"], "UV_OFFLINE": "1"}
-    command = ["sh", ".ci/venv", os.path.realpath(sys.executable), "requirements-command.txt"]
-    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
+    nowhere = "http://127.0.0.1:1/simple"
+    done = venv(tmp_path, PIP_INDEX_URL=nowhere, UV_INDEX_URL=nowhere)
     assert done.returncode == 1, done.stderr
     assert "Python packages, by requirements-command.txt" in done.stderr
     assert done.stderr.splitlines()[-1].startswith("they cannot be had: is there a network")
@@ -252,10 +248,7 @@ def installed(folder: Path, wheels: Path, requirement: str) -> subprocess.Comple
     """Have .ci/venv install `requirement` of `wheels`, in a clone where nothing is made."""
     made_by("demo", folder)
     (folder / "requirements-command.txt").write_text(requirement)
-    environ = {**os.environ, "PIP_FIND_LINKS": str(wheels), "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
-    environ |= {"UV_FIND_LINKS": str(wheels), "UV_OFFLINE": "1"}
-    command = ["sh", ".ci/venv", os.path.realpath(sys.executable), "requirements-command.txt"]
-    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True)
+    return venv(folder, PIP_FIND_LINKS=str(wheels), PIP_NO_INDEX="1", UV_FIND_LINKS=str(wheels))
 
 
 @pytest.mark.long

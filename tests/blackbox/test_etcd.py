@@ -188,6 +188,7 @@ def test_a_network_learns_nothing_of_the_ports_of_hosts_that_the_node_does_not_a
 
 WRONG: list[tuple[dict[str, Any], list[str]]] = [
     ({"etcd_host": "127.0.0.1:x"}, ["ipam.etcd_host", "127.0.0.1:x", "port"]),
+    ({"etcd_prefix": "railcni"}, ["ipam.etcd_prefix", "railcni"]),
     ({"etcd_ca_cert_file": "/etc/cni/missing.pem"}, ["/etc/cni/missing.pem", "etcd_ca_cert_file"]),
     ({"store_timeout": 0}, ["ipam.store_timeout", "0"]),
 ]
