@@ -63,15 +63,11 @@ class Site:
         taint = {"key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoExecute"}
         for node in ("n1", "n2", "off"):
             spec = {"taints": [taint]} if node == "off" else {}
-            self.documents.append(
-                {"apiVersion": "v1", "kind": "Node", "metadata": {"name": self.node(node)}, "spec": spec}
-            )
+            metadata = {"name": self.node(node)}
+            self.documents.append({"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": spec})
         roles = [document for document in self.documents if document["kind"] == "Role"]
-        self.electing = next(
-            role["metadata"]["namespace"]
-            for role in roles
-            if any("leases" in rule["resources"] for rule in role["rules"])
-        )
+        electing = (role for role in roles if any("leases" in rule["resources"] for rule in role["rules"]))
+        self.electing = next(electing)["metadata"]["namespace"]
         for name in {self.agents, self.leases, self.electing}:
             self.documents.insert(0, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
         for crd in sorted((ROOT / "conf/kubernetes/crds").glob("*.yaml")):
@@ -117,12 +113,9 @@ class Site:
     def agent(self, node: str, account: str = "railcni") -> Api:
         """The API server as the agent on `node` reaches it, with the token that kubelet requests for its pod."""
         name = f"{account}-{node}"
-        spec = {
-            "nodeName": self.node(node),
-            "serviceAccountName": account,
-            "automountServiceAccountToken": False,
-            "containers": [{"name": "agent", "image": "none.invalid/none"}],
-        }
+        containers = [{"name": "agent", "image": "none.invalid/none"}]
+        spec = {"nodeName": self.node(node), "serviceAccountName": account, "containers": containers}
+        spec["automountServiceAccountToken"] = False
         metadata = {"name": name, "namespace": self.agents}
         kubectl("apply", "-f", "-", given=[{"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}])
         bound = ("--bound-object-kind=Pod", f"--bound-object-name={name}")
@@ -182,13 +175,10 @@ def event(site: Site, node: str) -> dict[str, Any]:
     return {
         "metadata": {"name": f"railcni.{uuid.uuid4().hex}", "namespace": "default"},
         "involvedObject": {"kind": "Node", "apiVersion": "v1", "name": name, "uid": name},
-        "reason": "AddressReclaimed",
-        "message": "m",
-        "type": "Normal",
+        "reason": "AddressReclaimed", "message": "m", "type": "Normal",
         "source": {"component": "railcni-agent", "host": name},
-        "reportingComponent": "railcni-agent",
-        "reportingInstance": name,
-    }
+        "reportingComponent": "railcni-agent", "reportingInstance": name,
+    }  # fmt: skip
 
 
 def refusal(request: Callable[[], Any]) -> str:
@@ -224,15 +214,13 @@ def test_a_node_claims_frees_and_takes_over_what_is_its_own_or_nobodys(site: Sit
 
 
 def test_a_failed_claim_puts_back_what_it_has_taken_over(site: Site) -> None:
-    free, held = site.lease(20, "n2"), site.lease(21, "n2")
-    site.put(free, objects.FORMER)
-    site.put(held)
+    site.put(site.lease(20, "n2"), objects.FORMER)
+    site.put(site.lease(21, "n2"))
     store = store_of(site.plugin("n1"), [])
     wants = [site.lease(20, "n1"), site.lease(21, "n1")]
     assert not isinstance(store.claim(wants, wants[0].owner), Claimed)
-    assert (
-        json.loads(kubectl("get", ADDRESSES, "10.0.0.20", "-n", site.leases, "-o", "json"))["spec"]["state"] == "former"
-    )
+    found = json.loads(kubectl("get", ADDRESSES, "10.0.0.20", "-n", site.leases, "-o", "json"))
+    assert found["spec"]["state"] == "former"
 
 
 Change = Callable[[Api, Site, str, dict[str, Any]], Any]
@@ -363,26 +351,21 @@ def test_an_agent_writes_only_the_lease_and_the_configmap_of_its_names(
 
 @pytest.mark.parametrize("change", ["patched", "deleted", "made again"])
 def test_the_store_that_an_agent_has_chosen_is_changed_by_no_agent(site: Site, change: str) -> None:
-    metadata = {"name": "railcni-datastore", "namespace": site.leases}
+    name, place = "railcni-datastore", site.leases
+    metadata = {"name": name, "namespace": place}
     kubectl("apply", "-f", "-", given=[{"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, **STORE}])
     agent = site.agent("n2")
-    found, _ = agent.get("configmaps", metadata["name"], namespace=site.leases)
-    other = {"metadata": {"name": metadata["name"]}, "data": {"datastore": "kubernetes"}}
+    found, _ = agent.get("configmaps", name, namespace=place)
+    patch = [{"op": "add", "path": "/data/datastore", "value": "kubernetes"}]
+    other = {"metadata": {"name": name}, "data": {"datastore": "kubernetes"}}
     changes: dict[str, Callable[[], Any]] = {
-        "patched": lambda: agent.patch(
-            "configmaps",
-            metadata["name"],
-            [{"op": "add", "path": "/data/datastore", "value": "kubernetes"}],
-            site.leases,
-        ),
-        "deleted": lambda: agent.delete(
-            "configmaps", metadata["name"], found["metadata"]["uid"], namespace=site.leases
-        ),
-        "made again": lambda: agent.create("configmaps", other, site.leases),
+        "patched": lambda: agent.patch("configmaps", name, patch, place),
+        "deleted": lambda: agent.delete("configmaps", name, found["metadata"]["uid"], namespace=place),
+        "made again": lambda: agent.create("configmaps", other, place),
     }
     with pytest.raises((CniError, Conflict)):
         changes[change]()
-    assert agent.get("configmaps", metadata["name"], namespace=site.leases)[0] == found
+    assert agent.get("configmaps", name, namespace=place)[0] == found
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,12 @@ def test_it_answers_by_what_is_installed_and_ends_at_once(agent: Agent, plugins:
     assert "railcni_installation_healthy 1" in agent.get("/metrics")[1]
     assert agent.get("/")[0] == 404
 
+    current = (plugins / "railcni-bundle/current").readlink()
+    (plugins / "railcni-bundle/current").unlink()
+    status, told = agent.get("/readyz")
+    assert (status, "current leads to no version" in told) == (503, True)
+    (plugins / "railcni-bundle/current").symlink_to(current)
+
     (plugins / "railcni-whereabouts").unlink()
     missing = (503, f"{plugins}/railcni-whereabouts is missing: run `railcni install`\n")
     assert agent.get("/healthz") == agent.get("/readyz") == missing
