@@ -258,7 +258,8 @@ def test_another_nodes_lease_is_not(site: Site, change: str, account: str) -> No
     api = site.agent("n1") if account == "agent" else Api(site.plugin("n1"), 10)
     found, _ = api.get(ADDRESSES, name)
     said = refusal(lambda: CHANGES[change](api, site, name, found))
-    assert "is there" in said if change.startswith("marked") else "makes no lease" in said or "changes no lease" in said
+    words = "is there" if change.startswith("marked") else r"(makes|changes) no lease|no owner and no finalizer"
+    assert re.search(words, said)
     after, _ = api.get(ADDRESSES, name)
     assert after == found
     assert refusal(lambda: CHANGES["deleted"](Api(site.plugin("n2"), 10), site, name, found)) == ""
@@ -269,6 +270,19 @@ def test_a_lease_in_another_nodes_name_is_not_made(site: Site, account: str) -> 
     api = site.agent("n1") if account == "agent" else Api(site.plugin("n1"), 10)
     said = refusal(lambda: api.create(ADDRESSES, objects.document(site.lease(31, "n2"))))
     assert f"makes no lease of node '{site.node('n2')}'" in said
+
+
+@pytest.mark.parametrize("state", [objects.FORMER, objects.HELD])
+@pytest.mark.parametrize("members", [{"ownerReferences": [OF_A_POD]}, {"finalizers": ["example.com/x"]}])
+@pytest.mark.parametrize("account", ["plugin", "agent"])
+def test_no_object_has_an_owner_or_a_finalizer(
+    site: Site, account: str, members: dict[str, list[Any]], state: str
+) -> None:
+    """A claim of another node would keep them: with its owner the garbage collector deletes the lease."""
+    api = site.agent("n1") if account == "agent" else Api(site.plugin("n1"), 10)
+    document = objects.document(site.lease(35, "n1"), state)
+    document["metadata"] |= members
+    assert "no owner and no finalizer" in refusal(lambda: api.create(ADDRESSES, document))
 
 
 @pytest.mark.parametrize("node", ["gone", "off"])
@@ -347,6 +361,18 @@ def test_an_agent_writes_only_the_lease_and_the_configmap_of_its_names(
     namespace = site.electing if resource == "leases" else site.leases
     found = refusal(lambda: agent.create(resource, {"metadata": {"name": name}, **document}, namespace))
     assert said in found and bool(said) == bool(found)
+
+
+@pytest.mark.parametrize(
+    ("resource", "name", "more"), [("leases", "railcni-agent", {}), ("configmaps", "railcni-datastore", STORE)]
+)
+def test_an_agent_leaves_no_object_to_the_garbage_collector(
+    site: Site, resource: str, name: str, more: dict[str, Any]
+) -> None:
+    namespace = site.electing if resource == "leases" else site.leases
+    kubectl("delete", resource, name, f"--namespace={namespace}", "--ignore-not-found")
+    document = {"metadata": {"name": name, "ownerReferences": [OF_A_POD]}, **more}
+    assert "garbage collector" in refusal(lambda: site.agent("n1").create(resource, document, namespace))
 
 
 @pytest.mark.parametrize("change", ["patched", "deleted", "made again"])
