@@ -460,6 +460,23 @@ def test_a_create_that_comes_after_the_delete_was_settled_makes_no_lease_even_wh
     assert list(opened().leases(POOL)) == []
 
 
+def test_a_fence_of_a_clock_far_ahead_keeps_no_object(server: ApiServer, opened: Opened) -> None:
+    leases = claimed(opened(), TEN + 1)
+    server.note(ADDRESSES, "10.0.0.1", {objects.FENCE: "9" * 30})
+    assert opened().release(leases) == 1
+    assert "10.0.0.1" not in server.names(ADDRESSES)
+
+
+@pytest.mark.well("a sweep ends at a fault, and a later one goes on")
+def test_an_object_without_an_address_hinders_no_claim_and_no_sweep(server: ApiServer, opened: Opened) -> None:
+    for name in ("10.0.0.9", "nobody"):
+        spec = objects.document(Lease(want(TEN + 9, POOL), owner("c9", 1)), objects.COOLING)["spec"]
+        server.put(ADDRESSES, "kube-system", name, spec, labels={objects.STATE: objects.COOLING})
+    assert opened().cooling(POOL, "", 4, TEN, TEN + 255, owner("c1", 1)) == set()
+    opened().forget()
+    assert server.names(ADDRESSES) == ["nobody"]
+
+
 @pytest.mark.well("it calls the store itself, which leaves an open outcome to its caller")
 def test_a_failed_claim_leaves_the_newer_fence_of_an_object_that_it_puts_back(
     server: ApiServer, opened: Opened

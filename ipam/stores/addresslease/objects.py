@@ -188,9 +188,9 @@ class Entry:
         return self.state == COOLING and 0 < self.until - now <= COOLDOWN + 1
 
     def is_fenced(self, now_ns: int) -> bool:
-        """Whether a late create or takeover of this address may still arrive."""
+        """Whether a late create or takeover of this address may still arrive. Ignores a mark of a clock far ahead."""
         mark = self.labels.get(FENCE, "")
-        return mark.isascii() and mark.isdigit() and now_ns - int(mark) < LATE_SECONDS * 1_000_000_000
+        return mark.isascii() and mark.isdigit() and abs(now_ns - int(mark)) < LATE_SECONDS * 1_000_000_000
 
     def freed(self, now_ns: int, cooldown: int) -> dict[str, Any]:
         """Labels and spec after a release. With `cooldown` 0 (seconds), the object only makes late creates fail."""
