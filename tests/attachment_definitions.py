@@ -8,21 +8,17 @@ from lightkube.core.exceptions import ApiError
 from lightkube.generic_resource import create_namespaced_resource
 from lightkube.resources.apiextensions_v1 import CustomResourceDefinition
 
-_GROUP, _KIND, _PLURAL = "k8s.cni.cncf.io", "NetworkAttachmentDefinition", "network-attachment-definitions"
+from tests.stores.kubernetes_core import MULTUS, NAD_DEFINITION, NADS
+
 _SECONDS = 30.0
 
-Nad = create_namespaced_resource(_GROUP, "v1", _KIND, _PLURAL)
+Nad = create_namespaced_resource(MULTUS, "v1", "NetworkAttachmentDefinition", NADS)
 
 
 def define(client: Client) -> None:
     """Make the definition of NetworkAttachmentDefinition where the cluster has none, and wait until it is served."""
-    config = {"type": "object", "properties": {"config": {"type": "string"}}}
-    schema = {"openAPIV3Schema": {"type": "object", "properties": {"spec": config}}}
-    version = {"name": "v1", "served": True, "storage": True, "schema": schema}
-    names = {"plural": _PLURAL, "singular": _KIND.lower(), "kind": _KIND}
-    spec = {"group": _GROUP, "scope": "Namespaced", "names": names, "versions": [version]}
     try:
-        client.create(CustomResourceDefinition.from_dict({"metadata": {"name": f"{_PLURAL}.{_GROUP}"}, "spec": spec}))
+        client.create(CustomResourceDefinition.from_dict(NAD_DEFINITION))
     except ApiError as error:
         if error.status.code != 409:
             raise

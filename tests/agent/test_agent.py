@@ -195,7 +195,7 @@ def test_the_first_agent_chooses_the_store_that_its_flat_file_or_the_leases_name
     if leases:
         rig.lease(1, owner("c1", "team/a"), True)
     assert store_of(rig, "n1", f"--datastore={option}", flat=flat) == store
-    assert rig.server.core.objects[CHOICE]["data"] == {"datastore": store}
+    assert rig.server.core.get(CHOICE)["data"] == {"datastore": store}
 
 
 def test_a_flat_file_of_another_store_than_the_clusters_is_left_and_named(rig: Rig) -> None:
@@ -301,7 +301,7 @@ ELECTION = ("leases", "railcni-node-leases", "railcni-agent")
 
 
 def holder(rig: Rig) -> str:
-    lease = rig.server.core.objects.get(ELECTION)
+    lease = rig.server.core.find(ELECTION)
     return str(lease["spec"]["holderIdentity"]).partition("_")[0] if lease else ""
 
 
@@ -344,7 +344,7 @@ def test_each_agent_renews_a_lease_of_its_nodes_name(rig: Rig, how: str) -> None
     options = ["--no-collect"] if how == "without the collector" else []
     agent = start("n1", *(options or ["--lease-seconds=0.1"]))
     own = ("leases", "railcni-node-leases", "node-n1")
-    assert until(lambda: own in rig.server.core.objects, 15), agent.log
+    assert until(lambda: rig.server.core.find(own), 15), agent.log
     spec = rig.server.core.get(own)["spec"]
     assert spec["holderIdentity"] == "n1"
     if not options:
@@ -365,12 +365,12 @@ def test_an_agent_with_the_rights_of_a_former_version_says_so_once_and_frees_no_
 
 def node_lease(rig: Rig, node: str, seconds: int) -> None:
     """The Lease of the agent of `node`, as its last renewal has left it."""
-    spec = {"renewTime": "1999", "leaseDurationSeconds": seconds}
+    spec = {"renewTime": "1999-01-01T00:00:00.000000Z", "leaseDurationSeconds": seconds}
     rig.server.core.create("leases", "railcni-node-leases", {"metadata": {"name": f"node-{node}"}, "spec": spec})
 
 
 def node_leases(rig: Rig) -> set[str]:
-    return {name for kind, _, name in rig.server.core.objects if kind == "leases"}
+    return {lease["metadata"]["name"] for lease in rig.server.core.named("leases")}
 
 
 def test_the_lease_of_a_deleted_nodes_silent_agent_goes_when_no_lease_is_of_the_node(rig: Rig) -> None:

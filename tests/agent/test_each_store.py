@@ -314,7 +314,10 @@ def reclaimed(ipam: list[str], *more: str, code: int = 0) -> list[tuple[str, str
 
 def test_an_object_that_cannot_be_read_is_named_and_hinders_nothing(rig: Rig, kind: str, ipam: list[str]) -> None:
     if kind == "addresslease":
-        rig.server.put(ADDRESSES, "kube-system", "nobody", {}, labels={addresses.STATE: addresses.HELD})
+        spec = addresses.document(Lease(Want(POOL, 4, TEN + 9, ""), owner("c9", "team/gone")), addresses.COOLING)[
+            "spec"
+        ]
+        rig.server.put(ADDRESSES, "kube-system", "nobody", spec, labels={addresses.STATE: addresses.HELD})
     else:
         rig.server.put(POOLS, "kube-system", "nobody", {"range": "nowhere", "allocations": {}})
     rig.hold(kind, 2, owner("c2", "team/gone", node="deleted", boot="another"))

@@ -52,7 +52,7 @@ def test_the_agent_has_each_right_that_it_uses_and_no_other(rig: Rig) -> None:
     agent = rig.agent_on_the_host("n1", "--plugin-account=kube-system/railcni")
     assert until(lambda: rig.offsets() == ["1"], 30), agent.log
     assert until(lambda: rig.reservations() == ["10.0.0.1"], 10), agent.log
-    assert until(lambda: ("leases", "railcni-node-leases", "node-lost") not in rig.server.core.objects, 30), agent.log
+    assert until(lambda: not rig.server.core.find(("leases", "railcni-node-leases", "node-lost")), 30), agent.log
     agent.passes()
     agent.end()
     wide = {(group, resource) for _, group, resource, namespace in granted() if not namespace}

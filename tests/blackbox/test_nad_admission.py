@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from tests.node import ROOT
+from tests.stores.kubernetes_core import NAD_DEFINITION
 from tests.tools import needs
 
 KUBECONFIG = os.environ.get("RAILCNI_TEST_KUBECONFIG", "")
@@ -61,16 +62,8 @@ def namespace() -> Iterator[str]:
     metadata = {"name": name, "annotations": annotations}
     made = [{"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}, *policies]
     if kubectl("get", "crd", KIND).startswith("Error"):
-        spec_schema = {"type": "object", "properties": {"config": {"type": "string"}}}
-        schema = {"openAPIV3Schema": {"type": "object", "properties": {"spec": spec_schema}}}
-        plural = KIND.partition(".")[0]
-        spec = {
-            "group": "k8s.cni.cncf.io", "scope": "Namespaced",
-            "names": {"plural": plural, "singular": plural[:-1], "kind": "NetworkAttachmentDefinition"},
-            "versions": [{"name": "v1", "served": True, "storage": True, "schema": schema}],
-        }  # fmt: skip
-        crd = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": {"name": KIND}}
-        made.insert(0, {**crd, "spec": spec})
+        crd = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition"}
+        made.insert(0, crd | NAD_DEFINITION)
     for document in made:
         assert not (said := kubectl("apply", "-f", "-", given=[document])).startswith("Error"), said
     try:

@@ -395,7 +395,7 @@ class ApiServer:
             raise Refusal(403, "Forbidden", message, name=name)
         try:
             if verb == "list":
-                return 200, self.core.list(resource, query)
+                return 200, self.core.list(resource, namespace, query)
             if sub == "token":
                 return 201, self.core.token(name, json.loads(body))
             if verb == "create":
@@ -407,7 +407,7 @@ class ApiServer:
             found = self.core.get((resource, namespace, name))
             if verb == "delete":
                 _check_preconditions(body, found["metadata"], f"{resource} {name}", name, resource)
-                del self.core.objects[resource, namespace, name]
+                self.core.delete((resource, namespace, name), json.loads(body) if body else None)
         except Missing:
             raise Refusal(404, "NotFound", f'{resource} "{name}" not found', name=name, kind=resource) from None
         except Exists:

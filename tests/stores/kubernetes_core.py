@@ -15,6 +15,27 @@ LEASES = "coordination.k8s.io"
 DRA = "resource.k8s.io"
 MULTUS = "k8s.cni.cncf.io"
 NADS = "network-attachment-definitions"
+NAD_DEFINITION: dict[str, Any] = {
+    "metadata": {"name": f"{NADS}.{MULTUS}"},
+    "spec": {
+        "group": MULTUS,
+        "scope": "Namespaced",
+        "names": {"plural": NADS, "singular": "network-attachment-definition", "kind": "NetworkAttachmentDefinition"},
+        "versions": [
+            {
+                "name": "v1",
+                "served": True,
+                "storage": True,
+                "schema": {
+                    "openAPIV3Schema": {
+                        "type": "object",
+                        "properties": {"spec": {"type": "object", "properties": {"config": {"type": "string"}}}},
+                    }
+                },
+            }
+        ],
+    },
+}
 OF_DRA = ("resourceslices", "resourceclaims", "deviceclasses")
 
 
@@ -45,6 +66,7 @@ class Invalid(Exception):
 
 
 _ID = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
+_MICRO_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
@@ -146,6 +168,12 @@ class Core:
         spec = {"taints": taints} if out_of_service else {}
         self._put(("nodes", "", name), {"metadata": {"uid": str(uuid.uuid4())}, "spec": spec, "status": status})
 
+    def find(self, place: Place) -> dict[str, Any] | None:
+        try:
+            return self.get(place)
+        except Missing:
+            return None
+
     def named(self, resource: str) -> list[dict[str, Any]]:
         return [copy.deepcopy(found) for place, found in sorted(self.objects.items()) if place[0] == resource]
 
@@ -181,15 +209,20 @@ class Core:
             raise Unfit(str(fault)) from None
         return self._put(place, document)
 
-    def list(self, resource: str, query: dict[str, list[str]]) -> dict[str, Any]:
-        """A page of all namespaces."""
+    def delete(self, place: Place, options: dict[str, Any] | None) -> None:
+        del self.objects[place]
+
+    def list(self, resource: str, namespace: str, query: dict[str, list[str]]) -> dict[str, Any]:
+        """A page of a namespace; "": of all namespaces."""
         terms = ",".join(query.get("fieldSelector", [])).split(",")
         wanted = dict(term.removeprefix("spec.").split("=") for term in terms if term.startswith("spec."))
         after = query.get("continue", [""])[0]
         found = [
             (f"{place[1]}/{place[2]}", document)
             for place, document in sorted(self.objects.items())
-            if place[0] == resource and all(document["spec"].get(key) == value for key, value in wanted.items())
+            if place[0] == resource
+            and namespace in ("", place[1])
+            and all(document["spec"].get(key) == value for key, value in wanted.items())
         ]
         found = [one for one in found if one[0] > after]
         size = min(int(query.get("limit", ["0"])[0]) or self.page, self.page)
@@ -204,6 +237,9 @@ class Core:
         return {**document, "status": {"token": text, "expirationTimestamp": "2099-01-01T00:00:00Z"}}
 
     def _put(self, place: Place, document: dict[str, Any]) -> dict[str, Any]:
+        renewed = document.get("spec", {}).get("renewTime") if place[0] == "leases" else None
+        if renewed and not _MICRO_TIME.fullmatch(renewed):
+            raise Invalid(f"spec.renewTime: {renewed}")
         if place[0] == "resourceslices":
             document = copy.deepcopy(document)
             check_slice(document["spec"])

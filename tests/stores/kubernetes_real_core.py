@@ -11,7 +11,19 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.stores.kubernetes_api import Refusal
-from tests.stores.kubernetes_core import LEASES, Apply, Core, Exists, Missing, Place, Unfit, pod_annotations
+from tests.stores.kubernetes_core import (
+    LEASES,
+    MULTUS,
+    NAD_DEFINITION,
+    NADS,
+    Apply,
+    Core,
+    Exists,
+    Missing,
+    Place,
+    Unfit,
+    pod_annotations,
+)
 
 Send = Callable[..., tuple[int, Any]]
 _MERGE = "application/merge-patch+json"
@@ -51,6 +63,15 @@ class RealCore(Core):
         code, said = self._send("DELETE", f"{target}?gracePeriodSeconds=0")
         assert code == 200, said
 
+    def add_network(self, namespace: str, name: str, config: str) -> None:
+        """Make the definition of networks where the server has none, and the network."""
+        target = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+        self._send("POST", target, NAD_DEFINITION)
+        while self._send("GET", f"/apis/{MULTUS}/v1/{NADS}?limit=1")[0] == 404:
+            time.sleep(0.1)
+        document = {"apiVersion": f"{MULTUS}/v1", "kind": "NetworkAttachmentDefinition", "metadata": {"name": name}}
+        self.create(NADS, namespace, document | {"spec": {"config": config}})
+
     def add_node(self, name: str, ready: bool = True, out_of_service: bool = False) -> None:
         taints = [{"key": "node.kubernetes.io/out-of-service", "value": "x", "effect": "NoExecute"}]
         target = self._target(("nodes", "", name))
@@ -67,7 +88,10 @@ class RealCore(Core):
         assert code == 200, said
 
     def named(self, resource: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.list(resource, {})["items"]
+        try:
+            found: list[dict[str, Any]] = self.list(resource, "", {})["items"]
+        except Missing:  # the kind is not defined
+            return []
         return found
 
     # --- requests ---
@@ -84,17 +108,19 @@ class RealCore(Core):
     def patch(self, place: Place, operations: list[dict[str, Any]], apply: Apply) -> dict[str, Any]:
         return self._answered("PATCH", self._target(place), operations, "application/json-patch+json")
 
-    def list(self, resource: str, query: dict[str, list[str]]) -> dict[str, Any]:
+    def delete(self, place: Place, options: dict[str, Any] | None) -> None:
+        self._answered("DELETE", self._target(place), options)
+
+    def list(self, resource: str, namespace: str, query: dict[str, list[str]]) -> dict[str, Any]:
         query = {key: values[0] for key, values in query.items()}
         if "limit" in query:
             query["limit"] = str(min(int(query["limit"]), self.page))
         field, _, node = query.get("fieldSelector", "").partition("=")
         if field == "spec.nodeName":
             query["fieldSelector"] = f"spec.nodeName={self._prefix}{node}"
-        group = f"/apis/{LEASES}/v1" if resource == "leases" else "/api/v1"
-        target = f"{group}/{resource}?" + "&".join(f"{key}={value}" for key, value in query.items())
-        found = self._answered("GET", target)
-        found["items"] = [item for item in found["items"] if self._is_ours(resource, item["metadata"])]
+        terms = "&".join(f"{key}={value}" for key, value in query.items())
+        found = self._answered("GET", f"{self._target((resource, namespace, ''))}?{terms}")
+        found["items"] = [item for item in found["items"] if self._is_ours(resource, item, item["metadata"])]
         return found
 
     def token(self, account: str, document: dict[str, Any]) -> dict[str, Any]:
@@ -103,11 +129,12 @@ class RealCore(Core):
         self.tokens.append((document, answer["status"]["token"]))
         return answer
 
-    def _is_ours(self, resource: str, metadata: dict[str, Any]) -> bool:
+    def _is_ours(self, resource: str, item: dict[str, Any], metadata: dict[str, Any]) -> bool:
         if resource == "nodes":
             return str(metadata["name"]) in self._nodes
-        if metadata.get("namespace") == "default":  # Events on nodes
-            return str(metadata.get("creationTimestamp")) >= self._began
+        if metadata.get("namespace") == "default":  # Events on nodes: the cluster's controllers write such ones too
+            is_new = str(metadata.get("creationTimestamp")) >= self._began
+            return is_new and item.get("reportingComponent") == "railcni-agent"
         return metadata.get("namespace") in self._aliases
 
     def _answered(self, method: str, target: str, document: Any = None, *content_type: str) -> dict[str, Any]:
@@ -127,9 +154,9 @@ class RealCore(Core):
     def _target(self, place: Place) -> str:
         resource, namespace, name = place
         name = f"/{self._outward('nodeName', name) if resource == 'nodes' else name}" if name else ""
-        if resource == "nodes":
-            return f"/api/v1/nodes{name}"
-        group = f"/apis/{LEASES}/v1" if resource == "leases" else "/api/v1"
+        group = {"leases": f"/apis/{LEASES}/v1", NADS: f"/apis/{MULTUS}/v1"}.get(resource, "/api/v1")
+        if not namespace:
+            return f"{group}/{resource}{name}"
         return f"{group}/namespaces/{self._outward('namespace', namespace)}/{resource}{name}"
 
     def _outward(self, key: str, value: str) -> str:
@@ -157,6 +184,8 @@ class RealCore(Core):
         for key in ("namespace", "nodeName"):
             if isinstance(found.get(key), str) and found[key]:
                 found[key] = change(key, found[key])
+        if bound := found.get("boundObjectRef"):  # of a token
+            bound["name"] = change("nodeName", bound["name"])
         metadata = found.get("metadata")
         if (
             isinstance(metadata, dict)
