@@ -59,42 +59,32 @@ class Rails:
         return NodeFacts(NodePlaces(sys=str(self.tree), live=False), watch=watch)
 
 
-def test_rails_of_one_speed_and_firmware_are_well(tmp_path: Path) -> None:
-    assert [level for level, _, _ in Rails(tmp_path, 8).siblings()] == [OK]
+SLOW = "25 Gb/sec (1X EDR)"
 
 
-def test_a_rail_that_runs_slower_than_its_siblings_is_named(tmp_path: Path) -> None:
-    slow = "25 Gb/sec (1X EDR)"
-    assert Rails(tmp_path, 8, rate=slow).siblings() == [(ADVICE, "mlx5_7 port 1", f"runs at {slow}")]
-
-
-def test_a_nic_with_older_firmware_than_its_siblings_is_named(tmp_path: Path) -> None:
-    assert Rails(tmp_path, 8, fw_ver="28.9.2000").siblings() == [(ADVICE, "mlx5_7", "firmware 28.9.2000")]
+@pytest.mark.parametrize(("number", "changes", "more", "findings"), [
+    (8, {}, {}, None), (8, {"rate": SLOW}, {}, ("mlx5_7 port 1", f"runs at {SLOW}")),
+    (8, {"fw_ver": "28.9.2000"}, {}, ("mlx5_7", "firmware 28.9.2000")),
+    (3, {"rate": SLOW}, {"class/infiniband/mlx5_2/board_id": "MT_0000000834"}, None),
+    (3, {"rate": SLOW}, {"class/infiniband/mlx5_2/ports/1/link_layer": "InfiniBand"}, None),
+    (3, {"fw_ver": "16.35.1012"}, {"bus/pci/devices/0000:32:00.0/device": "0x1017"}, None),
+    (3, {"rate": SLOW, "state": "1: DOWN"}, {}, None),
+])  # fmt: skip
+def test_a_rail_that_runs_slower_or_with_older_firmware_than_its_siblings_is_named(
+    tmp_path: Path, number: int, changes: dict[str, str], more: dict[str, str], findings: tuple[str, str] | None
+) -> None:
+    rails = Rails(tmp_path, number, **changes)
+    rails.tree.put(tmp_path, more)
+    found = rails.siblings()
+    assert [(subject, said) for level, subject, said in found if level != OK] == ([findings] if findings else [])
+    assert {level for level, _, _ in found} == {ADVICE if findings else OK}
 
 
 @pytest.mark.parametrize("slow", [0, 1])
 def test_the_slower_one_of_two_rails_is_named_whichever_comes_first(tmp_path: Path, slow: int) -> None:
-    rails, rate = Rails(tmp_path, 2), "25 Gb/sec (1X EDR)"
-    rails.tree.put(tmp_path / f"class/infiniband/mlx5_{slow}/ports/1", {"rate": rate})
-    assert rails.siblings() == [(ADVICE, f"mlx5_{slow} port 1", f"runs at {rate}")]
-
-
-@pytest.mark.parametrize(
-    ("place", "change"), [("", {"board_id": "MT_0000000834"}), ("ports/1", {"link_layer": "InfiniBand"})]
-)
-def test_a_nic_of_another_board_or_link_layer_may_be_slower(tmp_path: Path, place: str, change: dict[str, str]) -> None:
-    rails = Rails(tmp_path, 3, rate="200 Gb/sec (4X HDR)")
-    rails.tree.put(tmp_path / "class/infiniband/mlx5_2" / place, change)
-    assert [level for level, _, _ in rails.siblings()] == [OK]
-
-
-def test_nics_of_other_kinds_and_ports_that_are_down_are_no_siblings(tmp_path: Path) -> None:
-    rails = Rails(tmp_path, 2, state="1: DOWN", rate="2.5 Gb/sec (1X SDR)")
-    rails.tree.pci("0000:30:00.0")
-    assert rails.siblings() == []
-    rails = Rails(tmp_path / "other", 2, fw_ver="16.35.1012")
-    rails.tree.put(rails.tree.pci("0000:31:00.0"), {"device": "0x1017"})
-    assert rails.siblings() == []
+    rails = Rails(tmp_path, 2)
+    rails.tree.put(tmp_path, {f"class/infiniband/mlx5_{slow}/ports/1/rate": SLOW})
+    assert rails.siblings() == [(ADVICE, f"mlx5_{slow} port 1", f"runs at {SLOW}")]
 
 
 @pytest.mark.parametrize("counter", ERRORS, ids=lambda counter: counter.name)
@@ -109,7 +99,8 @@ def test_errors_that_come_while_a_port_is_watched_are_a_fault_with_their_rate(tm
     rails = Rails(tmp_path, 2)
     for rail in (0, 1):
         rails.count(rail, link_downed=57, out_of_sequence=1_000_000)
-    before, _, _ = rails.facts().counts
+    now, before, seconds = rails.facts(watch=0.01).counts
+    assert now == before and seconds == 0.01
     rails.count(1, out_of_sequence=1_000_150)
     found = list(ports.check_counters(rails.facts().counts[0], before, 10))
     assert [(one.level, one.subject, one.found) for one in found] == [
@@ -120,13 +111,15 @@ def test_errors_that_come_while_a_port_is_watched_are_a_fault_with_their_rate(tm
 
 def test_a_roce_port_that_flaps_is_told_by_the_carrier_of_its_netdev(tmp_path: Path) -> None:
     rails = Rails(tmp_path, 1)
-    rails.count(0, carrier_down_count=57)
-    before, _, _ = rails.facts().counts
-    (found,) = ports.check_counters(before, {}, 0)
-    assert (found.level, found.found.partition(" since")[0]) == (ADVICE, "57 times that the netdev lost its carrier")
-    rails.count(0, carrier_down_count=59)
-    (found,) = ports.check_counters(rails.facts().counts[0], before, 10)
-    assert (found.level, found.found) == (FAULT, "2 times that the netdev lost its carrier in 10 s (0.2/s)")
+    said = []
+    before: Any = {}
+    for count, seconds in ((57, 0), (59, 10)):
+        rails.count(0, carrier_down_count=count)
+        (found,) = ports.check_counters(now := rails.facts().counts[0], before, seconds)
+        said.append((found.level, found.found.partition(" since")[0]))
+        before = now
+    words = "times that the netdev lost its carrier"
+    assert said == [(ADVICE, f"57 {words}"), (FAULT, f"2 {words} in 10 s (0.2/s)")]
 
 
 def test_a_bond_flaps_with_each_of_its_ports(tmp_path: Path) -> None:
@@ -147,16 +140,6 @@ def test_rate_and_firmware_of_active_physical_nics_are_told_with_their_model(tmp
     models = {"mlx5_0": "15b3:1021", "mlx5_1": "15b3:1021 MT_0000000838"}
     assert rates == {(device, "1", model, "Ethernet"): 12.5e9 for device, model in models.items()}
     assert {(device, model) for device, model, _ in firmware} == {*models.items()}
-
-
-def test_a_watch_reads_the_counters_twice(tmp_path: Path) -> None:
-    rails = Rails(tmp_path, 1)
-    rails.count(0, link_downed=57)
-    now, before, seconds = rails.facts(watch=0.01).counts
-    assert now == before and seconds == 0.01
-    assert [(str(port), counter.name, count) for port in now for counter, count in now[port].items()] == [
-        ("mlx5_0 port 1", "link_downed", 57)
-    ]
 
 
 @pytest.mark.parametrize(("layer", "given"), [("Ethernet", "vf N mac MAC,"), ("InfiniBand", "vf N node_guid GUID")])
@@ -182,8 +165,7 @@ GOOD: dict[str, Any] = {"pfc": (3,), "trust": "dscp", "ecn": (3,), "classes": RO
     ({"pfc": ()}, []),
     ({"trust": "pcp"}, ["packets are marked by DSCP, default_roce_tos 106, and get their priority by VLAN tags"]),
     ({"trust": "pcp", "classes": {}}, ["packets are marked by DSCP and get their priority by VLAN tags"]),
-    ({"trust": "pcp", "classes": {}, "has_vlan": True}, []),
-    ({"trust": "pcp", "pfc": (0, 3)}, []),
+    ({"trust": "pcp", "classes": {}, "has_vlan": True}, []), ({"trust": "pcp", "pfc": (0, 3)}, []),
     ({"pfc": EIGHT}, ["a pause of RoCE stops all other traffic too"]),
     ({"ecn": ()}, ["without ECN on lossless priorities only pauses slow a sender down"]),
     ({"ecn": (0, 5)}, ["without ECN on lossless priorities only pauses slow a sender down"]),
@@ -240,8 +222,7 @@ def test_a_driver_without_dcb_says_nothing(namespaces: Callable[[], View], tmp_p
 
 
 @pytest.mark.parametrize(("card", "ports"), [
-    ("ConnectX with a virtual function without a GUID", 1),
-    ("ConnectX with a subfunction", 1),
+    ("ConnectX with a virtual function without a GUID", 1), ("ConnectX with a subfunction", 1),
     ("ConnectX as a bond with a virtual function of its second port", 2),
 ])  # fmt: skip
 def test_the_settings_of_a_virtual_function_or_subfunction_are_those_of_its_card(

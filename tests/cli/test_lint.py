@@ -3,10 +3,10 @@
 import io
 import json
 import os
-import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from textwrap import dedent
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import yaml
@@ -56,9 +56,17 @@ def test_no_file_of_ours_has_an_error(name: str) -> None:
     assert all(f.severity == "warning" and f.key.endswith("mtu") and "1500" in f.text for f in findings), findings
 
 
-def test_a_network_without_fault_has_no_finding() -> None:
-    assert of(GOOD) == []
-    assert of({"cniVersion": "1.0.0", "name": "rdma-net", "plugins": [GOOD, {"type": "tuning"}]}, "a.conflist") == []
+@pytest.mark.parametrize("block", [
+    {}, {"network_name": "blue-1.x"}, {"network_name": "Blue_1", "datastore": "file"},
+    {"addresses": [{"address": "10.9.0.7/24"}, {"address": "fd00::7/64"}], "gateway": "10.9.0.1",
+     "routes": [{"dst": "10.0.0.0/8", "gw": "10.9.0.1"}, {"dst": "fd01::/64", "gw": "fe80::1"}]},
+])  # fmt: skip
+def test_a_network_without_fault_has_no_finding(block: dict[str, Any]) -> None:
+    document = with_ipam(**block)
+    assert of(document) == []
+    assert (
+        of({"cniVersion": "1.0.0", "name": "rdma-net", "plugins": [document, {"type": "tuning"}]}, "a.conflist") == []
+    )
     assert of({"cniVersion": "1.0.0", "name": "lo", "type": "loopback"}) == []
 
 
@@ -66,64 +74,24 @@ def test_a_network_without_fault_has_no_finding() -> None:
 
 
 def test_a_missing_comma_is_found_in_the_yaml_file_behind_the_value_that_lacks_it() -> None:
-    text = HEAD + dedent("""\
-        spec:
-          config: |
-            {
-              "cniVersion": "0.3.1",
-              "type": "macvlan",
-              "master": "ens2f0",
-              "mtu": 9000
-              "mode": "bridges",
-              "ipam": {"type": "whereabouts", "range": "192.168.111.0/24"}
-            }
-        """)
-    (first,) = lint_text(text, "nad.yaml")
-    assert (first.place, first.message, first.fix) == (
-        "nad.yaml:11:17",
-        "not JSON: expecting ',' delimiter",
-        "write , after this",
+    text = (
+        HEAD
+        + 'spec:\n  config: |\n    {\n      "type": "macvlan",\n      "mtu": 9000\n      "mode": "bridges"\n    }\n'
     )
-    assert first.snippet() == ['11 |       "mtu": 9000', "   |                 ^"]
-
-
-def test_the_comma_that_the_network_operators_example_of_v0_1_0_misses_is_all_that_is_wrong_with_it() -> None:
-    """A chain in a string with quotes, over which YAML folds the lines (its example/networking/rdma-net-cr.yml)."""
-    text = HEAD + dedent("""\
-        spec:
-          config: '{
-            "cniVersion": "0.3.1",
-            "name": "rdma-net",
-            "plugins": [
-              {
-                "type": "macvlan",
-                "master": "ens2f0",
-                "mode": "bridge",
-                "mtu": 9000
-                "ipam": {
-                  "type": "static"
-                }
-              }
-            ]
-          }'
-        """)
-    (finding,) = lint_text(text, "nad.yaml")
-    line = text.splitlines().index('        "mtu": 9000') + 1
-    assert (finding.place, finding.fix) == (f"nad.yaml:{line}:19", "write , after this")
-    assert finding.message == "not JSON: expecting ',' delimiter"
+    (first,) = lint_text(text, "nad.yaml")
+    said = ("nad.yaml:9:17", "not JSON: expecting ',' delimiter", "write , after this")
+    assert (first.place, first.message, first.fix) == said
+    assert first.snippet() == ['9 |       "mtu": 9000', "  |                 ^"]
 
 
 @pytest.mark.parametrize(("text", "underlined", "fix"), [
     ('{"a": 1,, "b": 2}', ",", "remove the comma before this, or write what is missing here"),
     ('{"a": 1; "b": 2}', "1", "write , for the character after this"),
-    ('{"a" 1}', "1", "write : here"),
-    ('{"a" = 1}', "=", "write : here"),
-    ("{a: 1}", "a", "write it between double quotes"),
-    ("{'a': 1}", "'", 'write " for this quotation mark'),
+    ('{"a" 1}', "1", "write : here"), ('{"a" = 1}', "=", "write : here"),
+    ("{a: 1}", "a", "write it between double quotes"), ("{'a': 1}", "'", 'write " for this quotation mark'),
     ('{"a": “b”}', "“", 'write " for this quotation mark'),
     ('{"a": bridge}', "bridge", "write it between double quotes"),
-    ('{"a": True}', "True", "write true, false or null"),
-    ('{"a": None}', "None", "write true, false or null"),
+    ('{"a": True}', "True", "write true, false or null"), ('{"a": None}', "None", "write true, false or null"),
     ('{"a": 09000}', "9000", "remove the zero before the number"),
     ('{"a": "b', '"', 'write " where it ends'),
     ('{"a": "b\tc"}', "\t", "write it as an escape, such as \\t or \\n"),
@@ -133,16 +101,14 @@ def test_the_comma_that_the_network_operators_example_of_v0_1_0_misses_is_all_th
     ('{"a": [1}', "1", "write , after this, or close the bracket that is open"),
     ('{"a": 1}}', "}", "remove it"),
     ('{"a":\u00a01}', "\u00a0", "write a JSON value or key in its place"),
-    ('{"a": 1e999}', "1e999", "write a smaller number"),
-    ('{"a": NaN}', "NaN", "write a smaller number"),
+    ('{"a": 1e999}', "1e999", "write a smaller number"), ('{"a": NaN}', "NaN", "write a smaller number"),
     pytest.param('{"a": ' + "1" * 5000 + "}", "1" * 5000, "write a smaller number", id="5000 digits"),
 ])  # fmt: skip
 def test_a_fault_of_the_syntax_is_told_with_what_to_write(text: str, underlined: str, fix: str) -> None:
     with pytest.raises(SyntaxFault) as found:
         parse_json(text)
     fault = found.value
-    assert fault.fix == fix
-    assert text[fault.start : fault.end] == underlined
+    assert (fault.fix, text[fault.start : fault.end]) == (fix, underlined)
 
 
 @pytest.mark.parametrize("text", ['{"a": 1,}', '{"a": [1, 2,]}'])
@@ -183,18 +149,16 @@ def test_whatever_is_no_json_has_a_fault_inside_the_text(value: Any, changes: li
     text = json.dumps(value, indent=1)
     for place, character in changes:
         text = text[: place % (len(text) + 1)] + character + text[place % (len(text) + 1) + place % 2 :]
+    right, read = True, None
     try:
-        read: Any = json.loads(text)
-        right = True
+        read = json.loads(text)
     except ValueError:
         right = False
     try:
-        node = parse_json(text)
+        assert parse_json(text).data == read and right
     except SyntaxFault as fault:
         assert 0 <= fault.start <= fault.end <= len(text)
         assert not right or "surrogate" in str(fault)
-    else:
-        assert right and node.data == read
 
 
 @pytest.mark.parametrize("style", ["|", "|-", ">", "'", '"'])
@@ -331,12 +295,6 @@ def test_a_fault_is_told_with_its_key_and_what_to_write(document: Any, finding: 
     assert told(of(document)) == [finding]
 
 
-def test_a_gateway_in_the_subnet_of_a_static_address_or_of_the_link_itself_is_right() -> None:
-    static = [{"address": "10.9.0.7/24"}, {"address": "fd00::7/64"}]
-    routes = [{"dst": "10.0.0.0/8", "gw": "10.9.0.1"}, {"dst": "fd01::/64", "gw": "fe80::1"}]
-    assert of(with_ipam(addresses=static, routes=routes, gateway="10.9.0.1")) == []
-
-
 def test_a_profile_of_dranet_is_no_network_with_a_fault_and_its_ipam_block_is_looked_at() -> None:
     """Its fix must not be a `type`, with which `railcni dranet-ipam` refuses the profile."""
     profile = {
@@ -347,11 +305,6 @@ def test_a_profile_of_dranet_is_no_network_with_a_fault_and_its_ipam_block_is_lo
     assert "DRANET" in of(profile)[0].message
     for path in ("a.conflist", "a.yaml"):
         assert ("error", "") in {(f.severity, f.key) for f in of(profile, path)}
-
-
-@pytest.mark.parametrize("block", [{"network_name": "blue-1.x"}, {"network_name": "Blue_1", "datastore": "file"}])
-def test_a_network_name_is_any_that_its_store_takes(block: dict[str, str]) -> None:
-    assert of(with_ipam(**block)) == []
 
 
 def on_rails(*ranges: str, **more: Any) -> dict[str, Any]:
@@ -376,9 +329,7 @@ ALL_RAILS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(("key", "more", "found"), [
-    ({}, {}, set()),
-    ({"nics": ["eth_r0"]}, {}, {"rail.nics"}),
-    ({"addressing": "plain"}, {}, {"rail.nics"}),
+    ({}, {}, set()), ({"nics": ["eth_r0"]}, {}, {"rail.nics"}), ({"addressing": "plain"}, {}, {"rail.nics"}),
     ({"nics": []}, {}, {"rail.index", "ipam"}),
     ({"ranges": ["192.168.1.0/24", "bogus"]}, {}, {"rail.ranges[1][0].range"}),
     ({}, {"master": "eth_r0"}, {"master"}),
@@ -396,7 +347,6 @@ def test_one_network_for_all_rails_names_a_nic_and_a_range_for_each_and_no_other
 
 
 def test_a_next_hop_that_rail_ranges_would_give_is_found() -> None:
-    """The networks of the other rails read only these."""
     own = GOOD["ipam"]["range"]
     block = {**GOOD["ipam"], "routes": [{"dst": "10.0.0.0/8", "gw": "192.168.111.9"}]}
     (finding,) = of(on_rails(own, "192.168.112.0/24", ipam=block))
@@ -581,42 +531,42 @@ def test_no_document_makes_the_lint_fail(document: Any) -> None:
 # --- the command ---
 
 
-def run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *argv: str, stdin: str = ""
-) -> tuple[int, str]:
-    monkeypatch.setattr(sys, "argv", ["railcni", "nad", "lint", *argv])
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
-    try:
-        code = main()
-    except SystemExit as end:
-        code = int(end.code or 0)
-    said = capsys.readouterr()
-    return code, said.out + said.err
+def run(*argv: str, stdin: str = "") -> tuple[int, str]:
+    with (
+        patch("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()))),
+        patch("sys.argv", ["railcni", "nad", "lint", *argv]),
+    ):
+        out = io.StringIO()
+        with redirect_stdout(out), redirect_stderr(out):
+            try:
+                code = main()
+            except SystemExit as end:
+                code = int(end.code or 0)
+    return code, out.getvalue()
 
 
-def test_the_command_tells_all_files_and_its_exit_code_says_whether_there_are_faults(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    (tmp_path / "good.conf").write_text(json.dumps(GOOD))
-    (tmp_path / "warned.conf").write_text(json.dumps({**GOOD, "mtu": 1500}))
-    (tmp_path / "bad.conf").write_text(json.dumps({**GOOD, "mtu": "9000"}))
-    good, warned, bad = (str(tmp_path / f"{n}.conf") for n in ("good", "warned", "bad"))
-    assert run(monkeypatch, capsys, good) == (0, "no faults\n")
-    assert run(monkeypatch, capsys, warned)[0] == 0
-    assert run(monkeypatch, capsys, "--strict", warned)[0] == 1
-    code, said = run(monkeypatch, capsys, bad, good, warned)
+def written(folder: Path, **documents: Any) -> list[str]:
+    """The paths of files of these names, with these documents, or texts."""
+    paths = [folder / f"{name}.conf" for name in documents]
+    for path, document in zip(paths, documents.values(), strict=True):
+        path.write_text(document if isinstance(document, str) else json.dumps(document))
+    return [str(path) for path in paths]
+
+
+def test_the_command_tells_all_files_and_its_exit_code_says_whether_there_are_faults(tmp_path: Path) -> None:
+    good, warned, bad = written(tmp_path, good=GOOD, warned={**GOOD, "mtu": 1500}, bad={**GOOD, "mtu": "9000"})
+    assert run(good) == (0, "no faults\n")
+    assert [run(*argv)[0] for argv in ((warned,), ("--strict", warned), ())] == [0, 1, 2]
+    code, said = run(bad, good, warned)
     assert code == 1 and said.endswith("1 error, 1 warning\n")
     assert f"{bad}:1:91: error: mtu:" in said and "fix: write 9000\n" in said and "^^^^^^" in said
-    assert run(monkeypatch, capsys)[0] == 2
-    code, said = run(monkeypatch, capsys, str(tmp_path / "none.conf"))
+    code, said = run(str(tmp_path / "none.conf"))
     assert code == 1 and "No such file" in said
 
 
 @pytest.mark.parametrize("form", ["json", "yaml"])
-def test_the_command_reads_stdin_and_gives_data(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], form: str
-) -> None:
-    code, said = run(monkeypatch, capsys, "-", "-o", form, stdin=json.dumps({**GOOD, "mode": "x"}))
+def test_the_command_reads_stdin_and_gives_data(form: str) -> None:
+    code, said = run("-", "-o", form, stdin=json.dumps({**GOOD, "mode": "x"}))
     data = json.loads(said) if form == "json" else yaml.safe_load(said)
     assert (code, data["errors"], data["warnings"]) == (1, 1, 0)
     (finding,) = data["findings"]
@@ -624,12 +574,10 @@ def test_the_command_reads_stdin_and_gives_data(
 
 
 def test_a_host_of_a_store_needs_the_permission_of_the_nodes(tmp_path: Path) -> None:
-    ipam = {**GOOD["ipam"], "datastore": "etcd", "etcd_host": "10.0.0.9:1,10.0.0.1"}
-    (tmp_path / "a.conf").write_text(json.dumps({**GOOD, "ipam": ipam}))
-    flat = tmp_path / "flat.conf"
-    flat.write_text(json.dumps({"log_level": "error"}))
-    for files in ("", str(flat)):
-        found = lint([str(tmp_path / "a.conf")], files)
+    document = with_ipam(datastore="etcd", etcd_host="10.0.0.9:1,10.0.0.1")
+    network, flat = written(tmp_path, a=document, flat={"log_level": "error"})
+    for files in ("", flat):
+        found = lint([network], files)
         assert [(f.key, f.severity) for f in found] == [("ipam.etcd_host", "warning")] * 2
         assert ['"10.0.0.9"' in found[0].message, '"10.0.0.1"' in found[1].message] == [True, True]
 
@@ -649,12 +597,10 @@ def test_a_host_of_a_store_needs_the_permission_of_the_nodes(tmp_path: Path) -> 
     ]}}, ["rail.ranges[0].gatewy"], ['write "gateway"']),
 ])  # fmt: skip
 def test_an_unknown_key_is_found_in_an_object_of_an_object(
-    tmp_path: Path, change: dict[str, Any], keys: list[str], fix: list[str]
+    change: dict[str, Any], keys: list[str], fix: list[str]
 ) -> None:
-    (tmp_path / "a.conf").write_text(json.dumps({**GOOD, **change}))
-    found = lint([str(tmp_path / "a.conf")])
-    assert [(f.key, f.severity) for f in found] == [(key, "warning") for key in keys]
-    assert [f.fix for f in found] == fix
+    found = of({**GOOD, **change})
+    assert [(f.key, f.severity, f.fix) for f in found] == [(k, "warning", f) for k, f in zip(keys, fix, strict=True)]
 
 
 def test_an_unknown_key_of_a_plan_of_rails_has_the_remedy(tmp_path: Path) -> None:
@@ -666,84 +612,71 @@ def test_an_unknown_key_of_a_plan_of_rails_has_the_remedy(tmp_path: Path) -> Non
 
 
 def test_the_flat_file_of_a_node_is_taken_into_account(tmp_path: Path) -> None:
-    document = {**GOOD, "ipam": {**GOOD["ipam"], "datastore": "etcd"}}
-    (tmp_path / "a.conf").write_text(json.dumps(document))
-    assert lint([str(tmp_path / "a.conf")]) == []
-    flat = str(CONF / "whereabouts.d/whereabouts.conf")
-    (finding,) = lint([str(tmp_path / "a.conf")], flat)
+    (network,) = written(tmp_path, a=with_ipam(datastore="etcd"))
+    assert lint([network]) == []
+    (finding,) = lint([network], str(CONF / "whereabouts.d/whereabouts.conf"))
     assert (finding.key, "etcd_host" in finding.message) == ("ipam.datastore", True)
 
 
-def test_a_flat_file_that_names_no_store_and_its_misspelt_keys_are_warnings(tmp_path: Path) -> None:
-    (tmp_path / "a.conf").write_text(json.dumps(GOOD))
-    flat = tmp_path / "flat.conf"
-    flat.write_text(json.dumps({"etcd_hos": "http://127.0.0.1:2379"}))
-    found = lint([str(tmp_path / "a.conf")], str(flat))
+def test_a_flat_file_that_names_no_store_and_its_misspelt_keys_are_warnings_told_once(tmp_path: Path) -> None:
+    flat, network, other = written(
+        tmp_path, flat={"etcd_hos": "http://127.0.0.1:2379"}, a=GOOD,
+        b={**with_ipam(range="192.168.112.0/24"), "name": "b"},
+    )  # fmt: skip
+    found = lint([network], flat)
     assert {(f.key, f.severity) for f in found} == {("ipam", "warning")}
     assert f'there is no key {flat}: etcd_hos, and it is ignored: write "etcd_host"' in [f.message for f in found]
     assert f"no store is named, here or in {flat}: a pod of Kubernetes gets no address" in [f.message for f in found]
-    (tmp_path / "b.conf").write_text(json.dumps({**with_ipam(range="192.168.112.0/24"), "name": "b"}))
-    assert lint([str(tmp_path / "a.conf"), str(tmp_path / "b.conf")], str(flat)) == found, "told once"
-    flat.write_text(json.dumps({"datastore": "file"}))
-    assert lint([str(tmp_path / "a.conf")], str(flat)) == []
+    assert lint([network, other], flat) == found
+    written(tmp_path, flat={"datastore": "file"})
+    assert lint([network], flat) == []
 
 
 def test_a_path_of_the_flat_file_is_not_looked_up_on_this_machine(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
-    flat = tmp_path / "flat.conf"
-    flat.write_text(json.dumps({"datastore": "file", "log_file": str(tmp_path / "loop/log")}))
-    (tmp_path / "a.conf").write_text(json.dumps(GOOD))
-    assert lint([str(tmp_path / "a.conf")], str(flat)) == []
+    network, flat = written(tmp_path, a=GOOD, flat={"datastore": "file", "log_file": str(tmp_path / "loop/log")})
+    assert lint([network], flat) == []
 
 
 @pytest.mark.parametrize(("block", "key"), [
     ({"kubernetes": {"kubeconfig": "/etc/kubernetes/admin.conf"}}, "ipam.kubernetes.kubeconfig"),
     ({"configuration_path": "/etc/cni/net.d/10-calico.conf"}, "ipam.configuration_path"),
-    ({"etcd_prefix": "/registry"}, "ipam.etcd_prefix"),
-    ({"etcd_host": "10.0.0.9"}, "ipam.etcd_host"),
+    ({"etcd_prefix": "/registry"}, "ipam.etcd_prefix"), ({"etcd_host": "10.0.0.9"}, "ipam.etcd_host"),
 ])  # fmt: skip
-def test_a_store_that_a_network_may_not_name_is_an_error_before_a_node_sees_it(
-    tmp_path: Path, block: dict[str, Any], key: str
-) -> None:
-    (tmp_path / "a.conf").write_text(json.dumps({**GOOD, "ipam": {**GOOD["ipam"], **block}}))
-    path = tmp_path / "flat.conf"
-    path.write_text(json.dumps({"etcd_host": "10.0.0.1", "etcd_prefix": "/own", "etcd_username": "own"}))
-    found = lint([str(tmp_path / "a.conf")], str(path))
+def test_a_store_that_a_network_may_not_name_is_an_error(tmp_path: Path, block: dict[str, Any], key: str) -> None:
+    own = {"etcd_host": "10.0.0.1", "etcd_prefix": "/own", "etcd_username": "own"}
+    network, flat = written(tmp_path, a=with_ipam(**block), flat=own)
+    found = lint([network], flat)
     assert [(f.key, f.severity) for f in found] == [(key, "error")]
-    assert not key.startswith("ipam.etcd") or f"is not that of {path}" in found[0].message
+    assert not key.startswith("ipam.etcd") or f"is not that of {flat}" in found[0].message
 
 
 @pytest.mark.parametrize(("content", "told"), [
-    pytest.param(None, 'railcni: --flat-file "{path}": there is no such file', id="none"),
-    pytest.param('{"log_level": 3}', "error: ipam: {path}: log_level 3: want a string", id="a value"),
-    pytest.param("{", "error: ipam: the flat file {path} is not JSON", id="no JSON"),
-    pytest.param("[]", "error: ipam: the flat file {path} is no JSON object", id="no object"),
+    (None, 'railcni: --flat-file "{path}": there is no such file'),
+    ('{"log_level": 3}', "error: ipam: {path}: log_level 3: want a string"),
+    ("{", "error: ipam: the flat file {path} is not JSON"), ("[]", "error: ipam: the flat file {path} is no JSON object"),
 ])  # fmt: skip
-def test_a_fault_of_the_flat_file_names_that_file(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str | None, told: str
-) -> None:
-    (tmp_path / "good.conf").write_text(json.dumps(GOOD))
-    path = tmp_path / "flat.conf"
+def test_a_fault_of_the_flat_file_names_that_file(tmp_path: Path, content: str | None, told: str) -> None:
+    (network,), path = written(tmp_path, good=GOOD), str(tmp_path / "flat.conf")
     if content is not None:
-        path.write_text(content)
-    code, said = run(monkeypatch, capsys, "--flat-file", str(path), str(tmp_path / "good.conf"))
+        written(tmp_path, flat=content)
+    code, said = run("--flat-file", path, network)
     assert (code, told.format(path=path) in said) == (1, True), said
 
 
-@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize("form", ["json", "yaml"])
 @pytest.mark.parametrize(("changes", "told"), [
-    pytest.param({}, [], id="none"),
-    pytest.param({"pairing": "gpu"}, ["master, pci and pairing: want one of them"], id="two selectors"),
-    pytest.param({"addressing": None}, ["null: want one of same-index, plain"], id="a value"),
-    pytest.param({"mtu": -1, "shard": 3}, ["-1: want 0 or more", "is no key here"], id="two faults"),
-    pytest.param({"subnet": "192.168.0.0/24"}, ["overlaps 192.168.0.0/24 of rail 0"], id="a combination"),
+    ({}, []), ({"pairing": "gpu"}, ["master, pci and pairing: want one of them"]),
+    ({"addressing": None}, ["null: want one of same-index, plain"]),
+    ({"mtu": -1, "shard": 3}, ["-1: want 0 or more", "is no key here"]),
+    ({"subnet": "192.168.0.0/24"}, ["overlaps 192.168.0.0/24 of rail 0"]),
 ])  # fmt: skip
 def test_a_plan_of_rails_has_the_faults_that_its_own_command_refuses(
-    tmp_path: Path, as_json: bool, changes: dict[str, Any], told: list[str]
+    tmp_path: Path, form: str, changes: dict[str, Any], told: list[str]
 ) -> None:
     plan = yaml.safe_load((CONF / "examples/rails-8.yaml").read_text()) | changes
-    file = tmp_path / ("rails.json" if as_json else "rails.yaml")
-    file.write_text(json.dumps(plan) if as_json else yaml.safe_dump(plan))
+    file = tmp_path / f"rails.{form}"
+    file.write_text(json.dumps(plan) if form == "json" else yaml.safe_dump(plan))
     found = lint([str(file)])
     assert lint([str(tmp_path)]) == found
     assert len(found) == len(told) and all(any(text in f.message for f in found) for text in told), found
@@ -751,10 +684,3 @@ def test_a_plan_of_rails_has_the_faults_that_its_own_command_refuses(
         with pytest.raises(InvalidConfig) as refused:
             rails.read(str(file))
         assert all(f.message in f"{refused.value.msg} {refused.value.details}" for f in found)
-
-
-def test_a_plan_of_rails_without_addressing_is_told_to_have_it(tmp_path: Path) -> None:
-    file = tmp_path / "rails.yaml"
-    file.write_text("count: 2\nsubnet: 10.{rail}.0.0/24\nmaster: eth_r{rail}\n")
-    (finding,) = lint([str(file)])
-    assert finding.message.endswith("addressing is missing")

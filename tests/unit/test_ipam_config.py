@@ -74,9 +74,10 @@ def ranges_of(config: IpamConfig) -> list[str]:
     return [f"{r.cidr} {format_address(r.family, r.first)} {format_address(r.family, r.last)}" for r in config.ranges]
 
 
-def spans_of(config: IpamConfig) -> list[list[str]]:
+def spans_of(config: IpamConfig) -> list[str]:
     return [
-        [f"{format_address(r.family, a)}-{format_address(r.family, b)}" for a, b in r.spans()] for r in config.ranges
+        " ".join(f"{format_address(r.family, a)}-{format_address(r.family, b)}" for a, b in r.spans())
+        for r in config.ranges
     ]
 
 
@@ -95,82 +96,58 @@ def test_one_range_is_enough() -> None:
 IN_A_29, START_AND_END = {"range": "10.0.0.0/29"}, {"range_start": "00192.00168.1.44", "range_end": "192.168.01.209"}
 BOUNDED = {"range": "10.0.0.0/29", "range_start": "10.0.0.2", "exclude": ["10.0.0.3", "10.0.0.4/31"]}
 STATIC = {"gateway": "10.0.0.1", "addresses": [{"address": "10.0.0.3/29", "gateway": "10.0.0.6"}]}
-# the block, the caller's CNI_ARGS; what the ranges give
-GIVEN: dict[str, tuple[dict[str, Any], str, list[str]]] = {
+HOPS = {"routes": [{"dst": "10.8.0.0/16", "gw": "10.0.0.6"}, {"dst": "10.9.0.0/16", "gw": "10.0.0.2"}]}
+# the block, the caller's CNI_ARGS; what the ranges give; the keys of which a note says that they are ignored
+GIVEN: dict[str, tuple[dict[str, Any], str, list[str], list[str]]] = {
     "the block's own range before those of the list": (
         {"ipRanges": [{"range": "192.168.10.1/30"}, {"range": "fd00::1/126"}], "range": "abcd::1/126"},
         "",
-        ["abcd::1-abcd::2", "192.168.10.1-192.168.10.2", "fd00::1-fd00::2"],
+        ["abcd::1-abcd::2", "192.168.10.1-192.168.10.2", "fd00::1-fd00::2"], [],
     ),
-    "the same range twice": ({**IN_A_29, "ipRanges": [IN_A_29]}, "", ["10.0.0.1-10.0.0.6"] * 2),
-    "start and end": ({"range": "00192.00168.1.0/24", **START_AND_END}, "", ["192.168.1.44-192.168.1.209"]),
-    "start and excludes": ({"ipRanges": [BOUNDED]}, "", ["10.0.0.2-10.0.0.2 10.0.0.6-10.0.0.6"]),
-    "both ends in the range": ({"range": "10.0.0.5-10.0.0.25/24", "range_start": "10.0.0.9"}, "", ["10.0.0.5-10.0.0.25"]),
-    "network and broadcast address as bounds": ({**IN_A_29, "range_start": "10.0.0.0", "range_end": "10.0.0.7"}, "", ["10.0.0.1-10.0.0.6"]),
-    "neither gateways nor static addresses": ({**IN_A_29, **STATIC}, "", ["10.0.0.2-10.0.0.2 10.0.0.4-10.0.0.5"]),
-    "nor the caller's gateway": (IN_A_29, "GATEWAY=10.0.0.4", ["10.0.0.1-10.0.0.3 10.0.0.5-10.0.0.6"]),
+    "the same range twice": ({**IN_A_29, "ipRanges": [IN_A_29]}, "", ["10.0.0.1-10.0.0.6"] * 2, []),
+    "start and end": ({"range": "00192.00168.1.0/24", **START_AND_END}, "", ["192.168.1.44-192.168.1.209"], []),
+    "start and excludes": ({"ipRanges": [BOUNDED]}, "", ["10.0.0.2-10.0.0.2 10.0.0.6-10.0.0.6"], []),
+    "both ends in the range": (
+        {"range": "10.0.0.5-10.0.0.25/24", "range_start": "10.0.0.9"}, "", ["10.0.0.5-10.0.0.25"], ["range_start"]),
+    "network and broadcast address as bounds": (
+        {**IN_A_29, "range_start": "10.0.0.0", "range_end": "10.0.0.7"}, "", ["10.0.0.1-10.0.0.6"], []),
+    "neither gateways nor static addresses": ({**IN_A_29, **STATIC}, "", ["10.0.0.2-10.0.0.2 10.0.0.4-10.0.0.5"], []),
+    "nor the caller's gateway": (IN_A_29, "GATEWAY=10.0.0.4", ["10.0.0.1-10.0.0.3 10.0.0.5-10.0.0.6"], []),
+    "nor next hops": ({**IN_A_29, **HOPS}, "", ["10.0.0.1-10.0.0.1 10.0.0.3-10.0.0.5"], []),
+    "nor that of another range": (
+        {**IN_A_29, "ipRanges": [{"range": "fd00::/126"}], "routes": [{"dst": "::/0", "gw": "fd00::1"}]}, "",
+        ["10.0.0.1-10.0.0.6", "fd00::2-fd00::2"], []),
+    "a next hop that is in no range or is none": (
+        {**IN_A_29, "routes": [{"dst": "0.0.0.0/0", "gw": "10.1.0.1"}, {"dst": "10.8.0.0/16", "gw": "0.0.0.0"}]}, "",
+        ["10.0.0.1-10.0.0.6"], []),
+    "excludes outside of the range": (
+        {"range": "10.0.0.0/30", "exclude": ["10.0.1.0/24", "::a00:1", "10.0.0.2"]}, "", ["10.0.0.1-10.0.0.1"],
+        ["exclude[0]", "exclude[1]"]),
+    "bounds without a range": (
+        {"ipRanges": [IN_A_29], "range_start": "1.1.1.1", "exclude": ["10.0.0.1"]}, "", ["10.0.0.1-10.0.0.6"],
+        ["range_start", "exclude"]),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", GIVEN)
 def test_a_range_gives_what_start_end_excludes_and_gateways_leave(case: str) -> None:
-    block, args, spans = GIVEN[case]
+    block, args, spans, ignored = GIVEN[case]
     config = config_of(block, args=args)
-    assert [" ".join(each) for each in spans_of(config)] == spans
-    assert bool(config.notes) == (case == "both ends in the range") and "range_start" in "".join(
-        [*config.notes, "range_start"]
-    )
-
-
-NEXT_HOPS: dict[str, tuple[dict[str, Any], list[list[str]]]] = {
-    "of a route": ({"routes": [{"dst": "0.0.0.0/0", "gw": "10.0.0.1"}]}, [["10.0.0.2-10.0.0.6"]]),
-    "of two routes": ({"routes": [{"dst": "10.8.0.0/16", "gw": "10.0.0.6"}, {"dst": "10.9.0.0/16", "gw": "10.0.0.2"}]},
-                      [["10.0.0.1-10.0.0.1", "10.0.0.3-10.0.0.5"]]),
-    "of another range": ({"ipRanges": [{"range": "fd00::/126"}], "routes": [{"dst": "::/0", "gw": "fd00::1"}]},
-                         [["10.0.0.1-10.0.0.6"], ["fd00::2-fd00::2"]]),
-    "of no range": ({"routes": [{"dst": "0.0.0.0/0", "gw": "10.1.0.1"}]}, [["10.0.0.1-10.0.0.6"]]),
-    "that is none": ({"routes": [{"dst": "10.8.0.0/16", "gw": "0.0.0.0"}]}, [["10.0.0.1-10.0.0.6"]]),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", NEXT_HOPS)
-def test_a_next_hop_is_never_given_by_a_range(case: str) -> None:
-    more, spans = NEXT_HOPS[case]
-    assert spans_of(config_of({"range": "10.0.0.0/29", **more})) == spans
-    assert spans_of(config_of({"range": "10.0.0.0/29"}, files={INSTALLED: more})) == spans
-
-
-def test_an_exclude_outside_of_its_range_is_ignored_with_a_note() -> None:
-    config = config_of({"range": "10.0.0.0/30", "exclude": ["10.0.1.0/24", "::a00:1", "10.0.0.2"]})
-    assert spans_of(config) == [["10.0.0.1-10.0.0.1"]]
-    assert [note.split(" has")[0] for note in config.notes] == ["ipam.exclude[0]", "ipam.exclude[1]"]
-
-
-def test_bounds_without_a_range_are_ignored_with_a_note() -> None:
-    config = config_of({"ipRanges": [RANGE], "range_start": "1.1.1.1", "exclude": ["10.0.0.1"]})
-    assert ranges_of(config) == ["10.0.0.0/24 10.0.0.1 10.0.0.254"]
-    assert len(config.notes) == 2
+    assert spans_of(config) == spans
+    assert [note.split()[0] for note in config.notes] == [f"ipam.{key}" for key in ignored]
 
 
 def test_static_addresses_alone_are_enough_and_keep_their_host_bits() -> None:
-    config = config_of(
-        {"addresses": [{"address": "010.10.0.1/24", "gateway": "10.10.0.254"}, {"address": "3FFE:ffff:0:01ff::1/64"}]}
-    )
-    assert [(a.address, a.gateway) for a in config.addresses] == [
-        ("10.10.0.1/24", "10.10.0.254"),
-        ("3ffe:ffff:0:1ff::1/64", ""),
-    ]
+    own, other = {"address": "010.10.0.1/24", "gateway": "10.10.0.254"}, {"address": "3FFE:ffff:0:01ff::1/64"}
+    read = [(one.address, one.gateway) for one in config_of({"addresses": [own, other]}).addresses]
+    assert read == [("10.10.0.1/24", "10.10.0.254"), ("3ffe:ffff:0:1ff::1/64", "")]
 
 
 def test_routes_are_read_with_all_that_the_newest_spec_has() -> None:
-    routes = [
-        {"dst": "192.168.7.7/16", "gw": "10.0.0.9", "mtu": 1400, "advmss": 1360, "priority": 5, "table": 100,
-         "scope": 0},
-    ]  # fmt: skip
-    route, plain = config_of({**RANGE, "routes": [*routes, {"dst": "::/0", "gw": "", "mtu": 0}]}).routes
-    assert (route.dst, route.gw, route.mtu, route.advmss, route.priority, route.table, route.scope) == (
-        "192.168.0.0/16", "10.0.0.9", 1400, 1360, 5, 100, 0,
-    )  # fmt: skip
+    more = {"mtu": 1400, "advmss": 1360, "priority": 5, "table": 100, "scope": 0}
+    routes = [{"dst": "192.168.7.7/16", "gw": "10.0.0.9", **more}, {"dst": "::/0", "gw": "", "mtu": 0}]
+    route, plain = config_of({**RANGE, "routes": routes}).routes
+    assert (route.dst, route.gw, {key: getattr(route, key) for key in more}) == ("192.168.0.0/16", "10.0.0.9", more)
     assert (plain.dst, plain.gw, plain.mtu, plain.table, plain.scope) == ("::/0", "", None, None, None)
 
 
@@ -236,50 +213,38 @@ def test_ranges_are_read_in_any_case_and_that_of_the_flat_file_comes_before_the_
         assert [r.cidr for r in config.ranges] == ["10.0.0.0/24", "fd00::/64"]
 
 
-def test_a_gateway_serves_the_addresses_of_its_family() -> None:
+def test_a_gateway_serves_the_addresses_of_its_family_and_that_of_the_caller_comes_first() -> None:
     config = config_of({**RANGE, "ipRanges": [{"range": "fd00::/64"}], "gateway": "192.168.10.1"})
-    assert config.gateway_of("10.0.0.7/24") == "192.168.10.1"
-    assert config.gateway_of("fd00::7/64") == ""
+    assert [config.gateway_of(address) for address in ("10.0.0.7/24", "fd00::7/64")] == ["192.168.10.1", ""]
     assert config.gateway_of("10.0.0.7/24", own="10.0.0.9") == "10.0.0.9"
-
-
-def test_a_gateway_of_the_caller_goes_before_the_networks_in_its_subnet() -> None:
     config = config_of({**RANGE, "gateway": "10.0.0.1"}, args="GATEWAY=10.0.0.3,fd00::1")
     assert config.gateway_of("10.0.0.7/24", own="10.0.0.9") == "10.0.0.3"
-    assert config.gateway_of("10.9.0.7/24") == "10.0.0.1"
-    assert config.gateway_of("fd00::7/64") == "fd00::1"
+    assert [config.gateway_of(address) for address in ("10.9.0.7/24", "fd00::7/64")] == ["10.0.0.1", "fd00::1"]
 
 
 # What the caller asks for
 
 
+def requested(config: IpamConfig) -> list[tuple[str, int | None]]:
+    return [(format_address(family, value), length) for family, value, length in config.requested]
+
+
+def with_args(ips: list[str], **ipam: Any) -> dict[str, Any]:
+    return {"cniVersion": "1.1.0", "name": "net", "ipam": {**RANGE, **ipam}, "args": {"cni": {"ips": ips}}}
+
+
 def test_requests_are_read_from_all_three_places_and_count_once() -> None:
     config = config_of(
         {**RANGE, "allow_outside_ranges": True, "requested_addresses": 2},
-        args="IP=10.0.0.7, 172.16.0.1/12;IgnoreUnknown=1",
-        runtimeConfig={"ips": ["10.0.0.7/24", "10.0.0.8"]},
-    )
-    assert [(format_address(f, v), p) for f, v, p in config.requested] == [
-        ("10.0.0.7", 24),
-        ("172.16.0.1", 12),
-        ("10.0.0.8", None),
-    ]
+        args="IP=10.0.0.7, 172.16.0.1/12;IgnoreUnknown=1", runtimeConfig={"ips": ["10.0.0.7/24", "10.0.0.8"]},
+    )  # fmt: skip
+    assert requested(config) == [("10.0.0.7", 24), ("172.16.0.1", 12), ("10.0.0.8", None)]
     config = config_of(RANGE, args="IP=10.0.0.7/16", runtimeConfig={"ips": ["10.0.0.7"]})
-    assert [p for _, _, p in config.requested] == [16]
-    with_args = {"cniVersion": "1.1.0", "name": "net", "ipam": RANGE, "args": {"cni": {"ips": ["10.0.0.9"]}}}
-    found = read(Request({"CNI_COMMAND": "ADD"}, b"", with_args, {}), Files()).requested
-    assert [(format_address(f, v), p) for f, v, p in found] == [("10.0.0.9", None)]
-
-
-def test_an_address_that_has_been_excluded_since_hinders_no_delete() -> None:
-    block = {**RANGE, "exclude": ["10.0.0.0/28"]}
-    with_args = {"cniVersion": "1.1.0", "name": "net", "ipam": block, "args": {"cni": {"ips": ["10.0.0.7"]}}}
-    assert read(Request({"CNI_COMMAND": "DEL"}, b"", with_args, {}), Files()).requested
-
-
-def test_a_request_alone_is_enough_when_it_has_its_length() -> None:
-    block = {"type": "whereabouts", "allow_outside_ranges": True}
-    assert config_of(block, args="IP=10.0.0.7/24").requested[0][2] == 24
+    assert requested(config) == [("10.0.0.7", 16)]
+    found = read(Request({"CNI_COMMAND": "ADD"}, b"", with_args(["10.0.0.9"]), {}), Files())
+    assert requested(found) == [("10.0.0.9", None)]
+    alone = config_of({"type": "whereabouts", "allow_outside_ranges": True}, args="IP=10.0.0.7/24")
+    assert requested(alone) == [("10.0.0.7", 24)]
 
 
 def test_a_request_for_a_static_address_adds_nothing() -> None:
@@ -336,17 +301,17 @@ def test_a_network_may_have_link_local_ranges_and_give_what_is_requested_in_them
 
 def test_what_was_given_before_the_network_had_to_allow_it_hinders_no_delete() -> None:
     for ips in ("10.7.0.7/16", "10.0.0.7,10.0.0.8", "169.254.169.254/16"):
-        with_args = {"cniVersion": "1.1.0", "name": "net", "ipam": RANGE, "args": {"cni": {"ips": ips.split(",")}}}
         for verb in ("DEL", "CHECK"):
-            assert read(Request({"CNI_COMMAND": verb}, b"", with_args, {}), Files()).outside == []
+            assert read(Request({"CNI_COMMAND": verb}, b"", with_args(ips.split(",")), {}), Files()).outside == []
+    excluded = with_args(["10.0.0.7"], exclude=["10.0.0.0/28"])
+    assert read(Request({"CNI_COMMAND": "DEL"}, b"", excluded, {}), Files()).requested
 
 
 @pytest.mark.parametrize(("block", "files", "bound"), [
     ({"store_timeout": 61}, {}, "ipam.store_timeout 61: want 60 at most"),
     ({"store_timeout": 61}, {INSTALLED: {"store_timeout": 600}}, "ipam.store_timeout 61: want 60 at most"),
     ({"configuration_path": "/x"}, {"/x": {"store_timeout": 61}}, '/x: store_timeout "(not shown)": is wrong'),
-    ({"store_timeout": 60}, {}, ""),
-    ({}, {INSTALLED: {"store_timeout": 600}}, ""),
+    ({"store_timeout": 60}, {}, ""), ({}, {INSTALLED: {"store_timeout": 600}}, ""),
 ])  # fmt: skip
 def test_a_network_lets_an_add_wait_for_a_minute_and_the_administrator_for_longer(
     block: dict[str, Any], files: dict[str, Any], bound: str
@@ -370,20 +335,17 @@ def test_requests_of_a_wrong_type_are_refused() -> None:
 
 def test_the_flat_file_fills_what_the_block_leaves_out() -> None:
     flat = {
-        "datastore": "kubernetes", "kubernetes": {"kubeconfig": "/k"}, "log_file": "/tmp/w.log", "log_level": "debug",
-        "gateway": "10.0.0.5", "dns": {"domain": "flat", "nameservers": ["1.1.1.1"]}, "exclude": ["10.0.0.9"],
+        **KUBE, "datastore": "kubernetes", "log_file": "/tmp/w.log", "log_level": "debug", "gateway": "10.0.0.5",
+        "dns": {"domain": "flat", "nameservers": ["1.1.1.1"]}, "exclude": ["10.0.0.9"],
     }  # fmt: skip
-    block = {
-        **RANGE, "gateway": "10.0.0.1", "dns": {"domain": "block"}, "kubernetes": {"k8s_api_root": "x"},
-        "log_file": "",
+    own = {"gateway": "10.0.0.1", "dns": {"domain": "block"}, "kubernetes": {"k8s_api_root": "x"}, "log_file": ""}
+    config = config_of({**RANGE, **own}, files={INSTALLED: flat})
+    wanted = {
+        "datastore": "kubernetes", "kubeconfig": "/k", "log_file": "/tmp/w.log", "log_level": "debug",
+        "gateway": "10.0.0.1", "dns": {"domain": "block", "nameservers": ["1.1.1.1"]}, "config_path": INSTALLED,
     }  # fmt: skip
-    config = config_of(block, files={INSTALLED: flat})
-    assert (config.datastore, config.kubeconfig, config.log_file, config.log_level) == (
-        "kubernetes", "/k", "/tmp/w.log", "debug",
-    )  # fmt: skip
-    assert (config.gateway, config.dns) == ("10.0.0.1", {"domain": "block", "nameservers": ["1.1.1.1"]})
-    assert spans_of(config) == [["10.0.0.2-10.0.0.8", "10.0.0.10-10.0.0.254"]]
-    assert config.config_path == INSTALLED
+    assert {name: getattr(config, name) for name in wanted} == wanted
+    assert spans_of(config) == ["10.0.0.2-10.0.0.8 10.0.0.10-10.0.0.254"]
 
 
 # The store of the flat file, whose credentials the author of a network cannot read
@@ -419,16 +381,14 @@ def test_a_block_with_one_other_key_of_etcd_must_bring_all_that_the_flat_file_ha
 def test_what_was_attached_with_one_other_key_is_read_key_by_key_but_counts_as_borrowed(
     name: str, command: str
 ) -> None:
+    flat = dict(OWN_ETCD)
     if name == "etcd_host":
-        flat = {key: value for key, value in OWN_ETCD.items() if key != "etcd_password"}  # else it was refused before
-    else:
-        flat = OWN_ETCD
+        del flat["etcd_password"]  # else it was refused before
     config = config_of({**RANGE, name: OTHER_ETCD[name]}, files={INSTALLED: flat}, command=command)
     assert f"ipam.{name} " in config.borrowed and "s3cret" not in config.borrowed
     assert etcd_of(config) == {"etcd_password": "", **flat, name: OTHER_ETCD[name]}
-    reference = stores.ref_of(config)
     with pytest.raises(InvalidConfig):
-        stores.open_store(reference, 0)
+        stores.open_store(stores.ref_of(config), 0)
 
 
 @pytest.mark.parametrize("named", [*([name] for name in OWN_ETCD), [*OWN_ETCD]], ids=lambda named: named[0])
@@ -450,11 +410,9 @@ def test_a_block_with_a_store_of_its_own_gets_nothing_of_the_flat_files(command:
 
 @pytest.mark.parametrize("name", ["etcd_host", "etcd_prefix"])
 def test_the_flat_files_key_goes_to_its_own_server_and_prefix_alone(name: str) -> None:
-    block = {**RANGE, **OWN_ETCD, name: OTHER_ETCD[name]}
-    assert f"is the key of {INSTALLED} for its own etcd_host and etcd_prefix" in refusal(
-        block, files={INSTALLED: OWN_ETCD}
-    )
-    assert config_of({**block, "etcd_key_file": "/g/key"}, files={INSTALLED: OWN_ETCD}).etcd_key_file == "/g/key"
+    block, files = {**RANGE, **OWN_ETCD, name: OTHER_ETCD[name]}, {INSTALLED: OWN_ETCD}
+    assert f"is the key of {INSTALLED} for its own etcd_host and etcd_prefix" in refusal(block, files=files)
+    assert config_of({**block, "etcd_key_file": "/g/key"}, files=files).etcd_key_file == "/g/key"
 
 
 class Confining(Files):
@@ -486,30 +444,25 @@ def test_a_file_that_networks_may_not_name_is_refused_for_what_is_new_and_never_
         assert f'ipam.{name} "/other": is not in configRoots' in config.borrowed
 
 
-def test_a_file_that_the_flat_file_names_may_lie_anywhere_also_where_the_block_repeats_it() -> None:
-    for block in ({}, KUBE):
-        config = config_of({**RANGE, **block}, files={INSTALLED: KUBE}, reader=Confining())
-        assert (config.kubeconfig, config.borrowed) == ("/k", "")
-    for block in ({}, OWN_ETCD):
-        config = config_of({**RANGE, **block}, files={INSTALLED: OWN_ETCD}, reader=Confining())
-        assert etcd_of(config) == OWN_ETCD
+@pytest.mark.parametrize("flat", [KUBE, OWN_ETCD], ids=["kubernetes", "etcd"])
+def test_a_file_that_the_flat_file_names_may_lie_anywhere_also_where_the_block_repeats_it(flat: dict[str, Any]) -> None:
+    for block in ({}, flat):
+        config = config_of({**RANGE, **block}, files={INSTALLED: flat}, reader=Confining())
+        assert (config.kubeconfig == "/k" if flat is KUBE else etcd_of(config) == OWN_ETCD) and config.borrowed == ""
 
 
-def test_the_file_that_the_block_names_goes_before_the_installed_ones_and_the_first_found_counts() -> None:
+def test_the_file_that_the_block_names_goes_before_the_installed_ones_and_one_that_is_not_there_is_noted() -> None:
     first, second = source.PATHS[:2]
     block = {**RANGE, "configuration_path": "/my.conf"}
     files = {"/my.conf": {"log_level": "debug"}, first: {"log_level": "error"}, second: {"log_level": "panic"}}
-    assert config_of(block, files=files).log_level == "debug"
+    named = config_of(block, files=files)
+    assert (named.log_level, named.notes) == ("debug", [])
     assert config_of(RANGE, files=files).log_level == "error"
-    assert config_of(block, files={second: {"log_level": "panic"}}).config_path == second
-
-
-def test_a_file_that_the_block_names_and_that_is_not_there_is_told_in_the_log() -> None:
-    block = {**RANGE, "configuration_path": "/my.conf"}
-    assert config_of(block, files={"/my.conf": {}}).notes == []
-    assert config_of(block, files={INSTALLED: {}}).notes == [
-        f"ipam.configuration_path /my.conf is not there: {INSTALLED} is read"
-    ]
+    other = config_of(block, files={second: {"log_level": "panic"}})
+    assert (other.config_path, other.notes) == (
+        second,
+        [f"ipam.configuration_path /my.conf is not there: {second} is read"],
+    )
     assert "/my.conf is not there" in config_of(block, files={}).notes[0]
 
 
@@ -523,22 +476,16 @@ def test_the_nodes_name_is_the_environments_then_the_nodename_files_then_the_hos
     assert config_of({**RANGE, "configuration_path": "/my.conf"}, files={"/my.conf": {}}).node == "host.example"
 
 
-def test_a_fault_in_the_flat_file_names_the_file() -> None:
-    assert f'{INSTALLED}: gateway "q": want an IPv4 or IPv6 address' in refusal(
-        RANGE, files={INSTALLED: {"gateway": "q"}}
-    )
-    assert f'{INSTALLED}: range "q": want a CIDR' in refusal({}, files={INSTALLED: {"range": "q"}})
-    assert f"{INSTALLED}: ipRanges[0].range 5: want a string" in refusal(
-        RANGE, files={INSTALLED: {"ipRanges": [{"range": 5}]}}
-    )
-    assert f"{INSTALLED}: kubernetes 5: want a JSON object" in refusal(RANGE, files={INSTALLED: {"kubernetes": 5}})
-
-
-def test_a_flat_file_that_is_no_json_object_is_refused_with_its_path() -> None:
-    assert f"the flat file {INSTALLED} is not JSON" in refusal(RANGE, files={INSTALLED: b'{"a": '})
-    assert "line 1" in refusal(RANGE, files={INSTALLED: b'{"a": '})
-    assert f"the flat file {INSTALLED} is no JSON object" in refusal(RANGE, files={INSTALLED: b"[]"})
-    assert f"the flat file {INSTALLED} is not JSON" in refusal(RANGE, files={INSTALLED: b"\xff\xfe"})
+@pytest.mark.parametrize(("flat", "told"), [
+    ({"gateway": "q"}, f'{INSTALLED}: gateway "q": want an IPv4 or IPv6 address'),
+    ({"range": "q"}, f'{INSTALLED}: range "q": want a CIDR'),
+    ({"ipRanges": [{"range": 5}]}, f"{INSTALLED}: ipRanges[0].range 5: want a string"),
+    ({"kubernetes": 5}, f"{INSTALLED}: kubernetes 5: want a JSON object"),
+    (b'{"a": ', f"the flat file {INSTALLED} is not JSON"), (b'{"a": ', "line 1"),
+    (b"[]", f"the flat file {INSTALLED} is no JSON object"), (b"\xff\xfe", f"the flat file {INSTALLED} is not JSON"),
+])  # fmt: skip
+def test_a_fault_in_the_flat_file_is_told_with_its_path(flat: Any, told: str) -> None:
+    assert told in refusal({} if "range" in told else RANGE, files={INSTALLED: flat})
 
 
 def test_a_flat_file_that_cannot_be_read_is_an_io_failure_with_its_path() -> None:
@@ -547,37 +494,25 @@ def test_a_flat_file_that_cannot_be_read_is_an_io_failure_with_its_path() -> Non
     assert failure.value.code == 5
 
 
-def test_files_are_read_from_the_disk(tmp_path: Path) -> None:
+def test_what_is_no_regular_file_or_too_large_is_not_read_as_a_flat_file(tmp_path: Path) -> None:
     path = tmp_path / "whereabouts.conf"
     path.write_text('{"log_level": "debug"}')
     assert source.OF_NODE.load(str(path)) == b'{"log_level": "debug"}'
-    assert source.OF_NODE.load(str(tmp_path / "absent")) is None
-    assert source.OF_NODE.load(str(path / "nodename")) is None
+    assert source.OF_NODE.load(str(tmp_path / "absent")) is source.OF_NODE.load(str(path / "nodename")) is None
     assert source.OF_NODE.host_name() == os.uname().nodename
-
-
-def test_what_is_no_regular_file_or_too_large_is_not_read_as_a_flat_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "large").write_bytes(b" " * ((1 << 20) + 1))
-    for path, reason in (
-        (tmp_path, "regular"),
-        (tmp_path / "fifo", "regular"),
-        ("/dev/zero", "regular"),
-        (tmp_path / "large", "larger"),
-    ):
+    kinds = {"": "regular", "fifo": "regular", "/dev/zero": "regular", "large": "larger", "\0": "null"}
+    for name, reason in kinds.items():
         with pytest.raises(ValueError, match=reason):
-            source.OF_NODE.load(str(path))
-    with pytest.raises(ValueError, match="null"):
-        source.OF_NODE.load("/tmp/\0")
+            source.OF_NODE.load(os.path.join(tmp_path, name))
 
 
 @pytest.mark.usefixtures("free_paths")
 def test_a_configuration_path_that_is_a_directory_is_refused(tmp_path: Path) -> None:
-    request = Request(
-        {"CNI_COMMAND": "ADD"}, b"", {"name": "net", "ipam": {**RANGE, "configuration_path": str(tmp_path)}}, {}
-    )
+    document = {"name": "net", "ipam": {**RANGE, "configuration_path": str(tmp_path)}}
     with pytest.raises(InvalidConfig, match=f"the flat file {tmp_path} is no regular file"):
-        read(request)
+        read(Request({"CNI_COMMAND": "ADD"}, b"", document, {}))
 
 
 # A flat file that the network chose: it may be anybody's
@@ -596,14 +531,12 @@ FLAT_KEYS = sorted({*(key.name for key in (*RANGE_KEYS, *IPAM_KEYS, *ACCEPTED_KE
 @pytest.mark.parametrize("key", FLAT_KEYS)
 def test_no_value_of_a_flat_file_that_the_network_chose_is_told_whatever_is_wrong(key: str) -> None:
     outer, _, inner = key.partition(".")
+    block = {"configuration_path": CHOSEN, "addresses": [{"address": "10.9.9.9/24"}]}
     for value in VALUES:
-        flat = {outer: {inner: value} if inner else value}
+        files = {CHOSEN: {outer: {inner: value} if inner else value}}
         try:
-            config_of({"configuration_path": CHOSEN, "addresses": [{"address": "10.9.9.9/24"}]}, files={CHOSEN: flat})
-            config_of(
-                {"configuration_path": CHOSEN, "addresses": [{"address": "10.9.9.9/24"}], "range": "10.0.0.0/24"},
-                files={CHOSEN: flat},
-            )
+            config_of(block, files=files)
+            config_of({**block, **RANGE}, files=files)
         except InvalidConfig as refused:
             text = f"{refused.msg} {refused.details}"
             assert f"{CHOSEN}: {outer}" in text
@@ -621,10 +554,8 @@ def test_the_details_of_an_error_do_not_repeat_its_message(key: str) -> None:
 
 
 SAID: dict[str, tuple[str, str]] = {
-    "one\ntwo": ("a: b", "one\ntwo"),
-    "two": ("one; and more", "one\ntwo"),
-    "": ("2 faults: one; two", "one\n two\n\n"),
-}
+    "one\ntwo": ("a: b", "one\ntwo"), "two": ("one; and more", "one\ntwo"), "": ("2 faults: one; two", "one\n two\n\n"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("shown", SAID)
@@ -643,11 +574,8 @@ def test_nothing_of_a_chosen_file_that_is_no_flat_file_is_told(content: str) -> 
 
 
 def test_what_a_chosen_file_rightly_says_is_not_told_by_the_error_that_follows_from_it() -> None:
-    flat = {
-        "etcd_host": f"https://{SECRET}:2379,{SECRET}-b",
-        "etcd_username": SECRET,
-        "kubernetes": {"kubeconfig": f"/{SECRET}/k"},
-    }
+    flat = {"etcd_host": f"https://{SECRET}:2379,{SECRET}-b", "kubernetes": {"kubeconfig": f"/{SECRET}/k"}}
+    flat["etcd_username"] = SECRET
     hidden = config_of({**RANGE, "configuration_path": CHOSEN}, files={CHOSEN: flat}).hidden
     for text in (f"{SECRET}:2379: refused", f"{SECRET}-b:2379", f"kubeconfig /{SECRET}/k cannot be read"):
         for part in hidden:
@@ -669,9 +597,7 @@ def test_the_networks_own_values_and_the_administrators_are_told(tmp_path: Path)
 @pytest.mark.parametrize(("block", "files", "told"), [
     ({}, {}, "ipam.datastore null: no store is named, and none is assumed for a pod"),
     ({}, {INSTALLED: {"log_level": "debug"}}, f"{INSTALLED} names none"),
-    ({"datastore": "file"}, {}, ""),
-    ({}, {INSTALLED: {"datastore": "file"}}, ""),
-    ({"etcd_host": "e:2379"}, {}, ""),
+    ({"datastore": "file"}, {}, ""), ({}, {INSTALLED: {"datastore": "file"}}, ""), ({"etcd_host": "e:2379"}, {}, ""),
     ({}, {INSTALLED: {"kubernetes": {"kubeconfig": "/k"}}}, ""),
 ])  # fmt: skip
 def test_a_configuration_that_no_pod_of_kubernetes_can_use_says_why(
@@ -682,15 +608,9 @@ def test_a_configuration_that_no_pod_of_kubernetes_can_use_says_why(
 
 
 @pytest.mark.parametrize(("block", "files"), [
-    ({"datastore": "kubernets"}, {}),
-    ({"etcd_host": 7}, {}),
-    ({}, {INSTALLED: {"datastore": "fil"}}),
-    ({}, {INSTALLED: {"kubernetes": {"kubeconfig": 7}}}),
-    ({}, {INSTALLED: b"{"}),
-    ({"kubernetes": "x"}, {}),
-    ({}, {INSTALLED: {"kubernetes": "x"}}),
-    ({"configuration_path": "/other"}, {}),
-    ({"configuration_path": 7}, {}),
+    ({"datastore": "kubernets"}, {}), ({"etcd_host": 7}, {}), ({}, {INSTALLED: {"datastore": "fil"}}),
+    ({}, {INSTALLED: {"kubernetes": {"kubeconfig": 7}}}), ({}, {INSTALLED: b"{"}), ({"kubernetes": "x"}, {}),
+    ({}, {INSTALLED: {"kubernetes": "x"}}), ({"configuration_path": "/other"}, {}), ({"configuration_path": 7}, {}),
 ])  # fmt: skip
 def test_a_store_that_is_named_wrongly_is_one_fault(block: dict[str, Any], files: dict[str, Any]) -> None:
     said = refusal({**RANGE, **block}, files=files, args="K8S_POD_NAME=p", reader=Confining())
@@ -725,12 +645,9 @@ def test_a_del_is_not_refused_for_want_of_a_store() -> None:
         for text, first, kind in (
             ("224.0.0.0/24", "224.0.0.1", "multicast"),
             ("239.255.0.9-239.255.0.20/16", "239.255.0.9", "multicast"),
-            ("127.0.0.0/8", "127.0.0.1", "loopback"),
-            ("0.0.0.0/0", "0.0.0.1", "reserved"),
-            ("255.255.255.255/32", "255.255.255.255", "broadcast"),
-            ("ff02::/64", "ff02::1", "multicast"),
-            ("::/64", "::1", "loopback"),
-            ("::/128", "::", "unspecified"),
+            ("127.0.0.0/8", "127.0.0.1", "loopback"), ("0.0.0.0/0", "0.0.0.1", "reserved"),
+            ("255.255.255.255/32", "255.255.255.255", "broadcast"), ("ff02::/64", "ff02::1", "multicast"),
+            ("::/64", "::1", "loopback"), ("::/128", "::", "unspecified"),
         )
     ),
     ({"ipRanges": "x"}, 'ipam.ipRanges "x": want a list'),
@@ -767,26 +684,17 @@ def test_a_del_is_not_refused_for_want_of_a_store() -> None:
     ({**RANGE, "preferred_ip_annotation": True}, "ipam.preferred_ip_annotation true: want kubernetes.kubeconfig"),
     ({**RANGE, "configuration_path": 5}, "ipam.configuration_path 5: want a string"),
     ({"type": "whereabouts", "etcd_password": "s3cret"}, 'ipam ["type", "etcd_password"]: gives no address: want range, ipRanges or addresses'),
-    (None, "has no `ipam`"),
-    ([], "has an `ipam` that is no JSON object"),
+    (None, "has no `ipam`"), ([], "has an `ipam` that is no JSON object"),
 ])  # fmt: skip
 def test_bad_input_is_told_its_key_its_value_and_what_would_be_right(block: object, told: str) -> None:
     msg = refusal(block)
     assert told in msg[:250]
 
 
-def test_all_faults_are_told_at_once() -> None:
-    msg = refusal(
-        {
-            "range": "x", "gateway": "y", "ipRanges": [{"range": "10.0.0.0/24", "exclude": ["z"]}, {"range": 1}],
-            "routes": [{}], "addresses": [{}], "dns": 1,
-        },
-        args="IP=w;GATEWAY=v",
-    )  # fmt: skip
-    assert msg.startswith("9 faults")
-
-
-def test_a_password_is_not_told() -> None:
+def test_all_faults_are_told_at_once_and_no_password() -> None:
+    ranges = [{"range": "10.0.0.0/24", "exclude": ["z"]}, {"range": 1}]
+    block = {"range": "x", "gateway": "y", "ipRanges": ranges, "routes": [{}], "addresses": [{}], "dns": 1}
+    assert refusal(block, args="IP=w;GATEWAY=v").startswith("9 faults")
     assert "4711" not in refusal({**RANGE, "etcd_password": 4711})
 
 

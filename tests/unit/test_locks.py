@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,10 +19,12 @@ Lock = Callable[[int, float], None]
 Unlock = Callable[[int], None]
 
 
+CALLS = {"byte": "lock_byte(fd, 7, {})", "file": "lock_file(fd, {})"}
 KINDS = [
     pytest.param(lambda fd, seconds: locks.lock_byte(fd, 7, seconds), lambda fd: locks.unlock_byte(fd, 7), id="byte"),
     pytest.param(locks.lock_file, locks.unlock_file, id="file"),
 ]
+IMPORTS = "import os, signal, sys, time; from cni.shared.kernel.locks import *\n"
 
 
 @pytest.fixture
@@ -53,52 +56,40 @@ def test_who_waits_in_vain_gives_up_in_time_and_holds_nothing(
     lock(third, 0)
 
 
-@pytest.mark.parametrize("kind", ["byte", "file"])
+@pytest.mark.parametrize(("lock", "unlock"), KINDS)
 def test_a_waiter_gets_the_lock_as_soon_as_the_holder_is_killed(
-    opened: Callable[[], int], tmp_path: Path, kind: str
+    opened: Callable[[], int], tmp_path: Path, lock: Lock, unlock: Unlock
 ) -> None:
-    call = "lock_byte(fd, 7, 5)" if kind == "byte" else "lock_file(fd, 5)"
     source = (
-        "import os, sys, time; from cni.shared.kernel.locks import *\n"
-        f"fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o600); {call}; print(flush=True); time.sleep(60)"
+        "fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o600); lock_byte(fd, 7, 5); lock_file(fd, 5)\n"
+        "print(flush=True); time.sleep(60)"
     )
-    holder = subprocess.Popen([sys.executable, "-c", source, str(tmp_path / "lock")], cwd=ROOT, stdout=subprocess.PIPE)
-    killer = None
-    try:
-        assert holder.stdout is not None
-        holder.stdout.readline()
-        waiter = opened()
-        with pytest.raises(TimeoutError):
-            locks.lock_byte(waiter, 7, 0) if kind == "byte" else locks.lock_file(waiter, 0)
-        killer = subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -9 {holder.pid}"])
-        began = time.monotonic()
-        locks.lock_byte(waiter, 7, 20) if kind == "byte" else locks.lock_file(waiter, 20)
-        assert time.monotonic() - began < 5
-    finally:
-        holder.kill()
-        holder.communicate()
-        if killer is not None:
-            killer.wait()
+    argv = [sys.executable, "-c", IMPORTS + source, str(tmp_path / "lock")]
+    with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE) as holder:
+        try:
+            assert holder.stdout is not None
+            holder.stdout.readline()
+            waiter = opened()
+            with pytest.raises(TimeoutError):
+                lock(waiter, 0)
+            killer = threading.Timer(0.3, holder.kill)
+            killer.start()
+            began = time.monotonic()
+            lock(waiter, 20)
+            assert time.monotonic() - began < 5
+            killer.join()
+        finally:
+            holder.kill()
 
 
-def test_the_bytes_of_a_file_are_separate_locks(opened: Callable[[], int]) -> None:
+def test_the_bytes_of_a_file_are_separate_locks_of_the_open_file(opened: Callable[[], int]) -> None:
     a, b = opened(), opened()
     far = (1 << 62) + 5
-    assert locks.try_lock_byte(a, 0)
-    assert locks.try_lock_byte(a, far)
-    assert locks.try_lock_byte(b, 1)
-    assert not locks.try_lock_byte(b, 0)
-    assert not locks.try_lock_byte(b, far)
-    locks.unlock_byte(a, far)
-    assert locks.try_lock_byte(b, far)
-    assert not locks.try_lock_byte(b, 0)
-
-
-def test_a_second_descriptor_of_the_same_open_file_holds_the_same_lock(opened: Callable[[], int]) -> None:
-    a, b = opened(), opened()
-    assert locks.try_lock_byte(a, 0)
+    assert locks.try_lock_byte(a, 0) and locks.try_lock_byte(a, far) and locks.try_lock_byte(b, 1)
     os.close(os.open(f"/proc/self/fd/{a}", os.O_RDWR))  # POSIX locks would be lost by this close
-    assert not locks.try_lock_byte(b, 0)
+    assert [locks.try_lock_byte(b, byte) for byte in (0, far)] == [False, False]
+    locks.unlock_byte(a, far)
+    assert [locks.try_lock_byte(b, byte) for byte in (0, far)] == [False, True]
 
 
 @pytest.mark.parametrize("due", [30, 0.1], ids=["later", "during the wait"])
@@ -128,27 +119,17 @@ def test_the_former_alarm_and_its_handler_are_put_back_and_one_that_was_due_ring
 
 def test_a_read_only_descriptor_cannot_lock_a_byte_and_says_so(tmp_path: Path) -> None:
     (tmp_path / "lock").touch()
-    fd = os.open(tmp_path / "lock", os.O_RDONLY)
-    try:
-        with pytest.raises(OSError, match="Bad file descriptor"):
-            locks.try_lock_byte(fd, 0)
-    finally:
-        os.close(fd)
+    with (tmp_path / "lock").open("rb") as file, pytest.raises(OSError, match="Bad file descriptor"):
+        locks.try_lock_byte(file.fileno(), 0)
 
 
 def test_many_waiters_are_served_one_after_another_and_none_is_lost(tmp_path: Path) -> None:
     source = (
-        "import os, sys; from cni.shared.kernel.locks import *\n"
-        "fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o600)\n"
-        "lock_byte(fd, 3, 60)\n"
+        "fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o600); lock_byte(fd, 3, 60)\n"
         "n = int(os.pread(fd, 20, 0) or 0); os.pwrite(fd, str(n + 1).encode(), 0)"
     )
-    waiters = [
-        subprocess.Popen(
-            [sys.executable, "-IS", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{source}", tmp_path / "lock"]
-        )
-        for _ in range(20)
-    ]
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{IMPORTS}{source}"
+    waiters = [subprocess.Popen([sys.executable, "-IS", "-c", code, tmp_path / "lock"]) for _ in range(20)]
     assert [w.wait() for w in waiters] == [0] * 20
     assert (tmp_path / "lock").read_text() == "20"
 
@@ -165,28 +146,20 @@ INHERITED = {
 
 
 @pytest.mark.parametrize("inherited", INHERITED)
-@pytest.mark.parametrize("call", ["lock_byte(fd, 7, 0.3)", "lock_file(fd, 0.3)"])
+@pytest.mark.parametrize("call", CALLS)
 def test_a_wait_has_its_bound_whatever_the_caller_has_done_with_signals(
     opened: Callable[[], int], tmp_path: Path, inherited: str, call: str
 ) -> None:
     holder = opened()
     locks.lock_byte(holder, 7, 1)
     locks.lock_file(holder, 1)
-    waits = (
-        "import os, signal, sys, time; from cni.shared.kernel.locks import *\n"
+    waits = IMPORTS + (
         "mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())\n"
         f"fd = os.open({str(tmp_path / 'lock')!r}, os.O_RDWR); began = time.monotonic()\n"
-        f"try: {call}\n"
+        f"try: {CALLS[call].format(0.3)}\n"
         "except TimeoutError: print('gave up', time.monotonic() - began >= 0.3)\n"
         "print(mask == signal.pthread_sigmask(signal.SIG_BLOCK, ()))\n"
     )
-    calls = (
-        f"import os, signal, sys\n{INHERITED[inherited]}\nos.execv(sys.executable, [sys.executable, '-c', {waits!r}])"
-    )
-    waiter = subprocess.Popen([sys.executable, "-c", calls], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    try:
-        out, _ = waiter.communicate(timeout=20)
-    finally:
-        waiter.kill()
-        waiter.wait()
-    assert out.split("\n")[:2] == ["gave up True", "True"]
+    calls = f"{IMPORTS}{INHERITED[inherited]}\nos.execv(sys.executable, [sys.executable, '-c', {waits!r}])"
+    waiter = subprocess.run([sys.executable, "-c", calls], cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=20)
+    assert waiter.stdout.split("\n")[:2] == ["gave up True", "True"]
