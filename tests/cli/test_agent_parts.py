@@ -63,17 +63,11 @@ def test_a_lease_is_dead_by_its_pod_alone() -> None:
 
 
 @pytest.mark.parametrize(("node", "seen_on", "is_over", "why"), [
-    ("", None, False, "its node is unknown"),
-    ("", "", False, "its node is unknown"),
+    ("", None, False, "its node is unknown"), ("", "", False, "its node is unknown"),
     ("", "ready", False, "on node ready, where it may still run"),
-    ("", "ready", True, ""),
-    ("", "silent", False, "node silent is not ready"),
-    ("", "silent", True, "node silent is not ready"),
-    ("", "off", False, ""),
-    ("", "deleted", False, ""),
-    ("off", None, False, ""),
-    ("deleted", None, False, "node silent is not ready"),
-    ("deleted", "deleted", False, ""),
+    ("", "ready", True, ""), ("", "silent", False, "node silent is not ready"),
+    ("", "silent", True, "node silent is not ready"), ("", "off", False, ""), ("", "deleted", False, ""),
+    ("off", None, False, ""), ("deleted", None, False, "node silent is not ready"), ("deleted", "deleted", False, ""),
     ("short-name", "ready", False, "on node ready, where it may still run"),
     ("short-name", "silent", False, "node silent is not ready"),
 ])  # fmt: skip
@@ -287,10 +281,8 @@ def test_metrics_are_written_as_prometheus_reads_them() -> None:
     assert list(family.lines()) == []
     family.add(2, 'q"\\\n')
     assert list(family.lines()) == [
-        "# HELP a_total What\\nit is.",
-        "# TYPE a_total counter",
-        'a_total{x="q\\"\\\\\\n"} 2',
-    ]
+        "# HELP a_total What\\nit is.", "# TYPE a_total counter", 'a_total{x="q\\"\\\\\\n"} 2',
+    ]  # fmt: skip
     histogram = Histogram("d_seconds", "How long.")
     for seconds in (0.004, 0.3, 99):
         histogram.observe(seconds)
@@ -301,9 +293,7 @@ def test_metrics_are_written_as_prometheus_reads_them() -> None:
 
 
 @pytest.mark.parametrize(("level", "lines"), [
-    ("debug", "debug info warning error"),
-    ("info", "info warning error"),
-    ("warning", "warning error"),
+    ("debug", "debug info warning error"), ("info", "info warning error"), ("warning", "warning error"),
     ("error", "error"),
 ])  # fmt: skip
 def test_lines_below_the_level_of_the_log_are_not_written(

@@ -52,8 +52,7 @@ FILLED, EMPTY = (Operation(ipam_group(leases), "ADD") for leases in (FULL, 0))
 
 
 @pytest.mark.parametrize(("operation", "ours", "other", "theirs", "verdict"), [
-    (CHECK, 5.0, (CHECK, GO), 10.0, "at most 0.5: met"),
-    (CHECK, 5.1, (CHECK, GO), 10.0, "at most 0.5: missed"),
+    (CHECK, 5.0, (CHECK, GO), 10.0, "at most 0.5: met"), (CHECK, 5.1, (CHECK, GO), 10.0, "at most 0.5: missed"),
     (ADD, 6.0, (ADD, GO), 10.0, "at most 0.65: met; CPU 0.60, at most 0.6: met"),
     (ADD, 6.2, (ADD, GO), 10.0, "at most 0.65: met; CPU 0.62, at most 0.6: missed"),
     (ADD, 7.0, (ADD, GO), 10.0, "at most 0.65: missed; CPU 0.70, at most 0.6: missed"),

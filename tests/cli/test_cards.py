@@ -162,33 +162,25 @@ MAC_GID = (("b496:9112:3456::", "IB/RoCE v1"),)
 CARDS = {
     "ConnectX": Card(connectx, shared=63, exclusive=1),
     "ConnectX with a virtual function without a GUID": Card(
-        virtual_function, ((FAULT, "node-guids", "mlx5_2"),), shared=63 + 127, exclusive=1
-    ),
+        virtual_function, ((FAULT, "node-guids", "mlx5_2"),), shared=63 + 127, exclusive=1),
     "ConnectX as a bond": Card(bond, shared=127, exclusive=2),
     "ConnectX as a bond with a virtual function of its second port": Card(
-        bond_with_virtual_function, shared=127 + 127, exclusive=3
-    ),
+        bond_with_virtual_function, shared=127 + 127, exclusive=3),
     "ConnectX-8 with several planes": Card(planes, shared=1000, exclusive=1),
     "ConnectX with a subfunction": Card(subfunction, shared=63 + 7, exclusive=1),
     "ConnectX with 1 of 4 lanes": Card(lambda m: connectx(m, rate="25 Gb/sec (1X EDR)"), shared=63, exclusive=1),
     "ConnectX on InfiniBand": Card(infiniband, shared=1000, exclusive=1),
     "ConnectX on InfiniBand without a netdev": Card(
         lambda m: nic(*(m, "mlx5_core", "0x15b3", "0x1021", "mlx5_0", "", INFINIBAND), link_layer="InfiniBand", size=1),
-        shared=1000,
-        exclusive=1,
-    ),
+        shared=1000, exclusive=1),
     "virtual function of a ConnectX in a virtual machine": Card(
-        lambda m: nic(m, "mlx5_core", "0x15b3", "0x101e", "mlx5_0", "eth1"), shared=127, exclusive=1
-    ),
+        lambda m: nic(m, "mlx5_core", "0x15b3", "0x101e", "mlx5_0", "eth1"), shared=127, exclusive=1),
     "ConnectX on InfiniBand without a subnet manager": Card(
-        lambda m: infiniband(m, state="2: INIT"), ((FAULT, "ports", "INIT"),), exclusive=1
-    ),
+        lambda m: infiniband(m, state="2: INIT"), ((FAULT, "ports", "INIT"),), exclusive=1),
     "Broadcom": Card(lambda m: nic(m, "bnxt_en", "0x14e4", "0x1760", "bnxt_re0"), shared=127, exclusive=1),
     "Broadcom without its verbs driver": Card(
         lambda m: nic(m, "bnxt_en", "0x14e4", "0x1760"),
-        ((ADVICE, "modules", "bnxt_en without bnxt_re"), (FAULT, "devices", "none in")),
-        exclusive=1,
-    ),
+        ((ADVICE, "modules", "bnxt_en without bnxt_re"), (FAULT, "devices", "none in")), exclusive=1),
     "Intel E810 in RoCE mode": Card(lambda m: nic(m, "ice", "0x8086", "0x1592", "irdma0"), shared=127, exclusive=1),
     "Intel E810 in iWARP mode": Card(
         lambda m: nic(m, "ice", "0x8086", "0x1592", "irdma0", gids=(), **IWARP),  # type: ignore[arg-type]
@@ -207,31 +199,24 @@ CARDS = {
     ),
     "Amazon EFA": Card(efa, shared=1000, exclusive=1),
     "Amazon EFA that is down": Card(
-        lambda m: efa(m, **DOWN), ((FAULT, "ports", "see `dmesg` for messages of its driver"),), exclusive=1
-    ),
+        lambda m: efa(m, **DOWN), ((FAULT, "ports", "see `dmesg` for messages of its driver"),), exclusive=1),
     "Huawei": Card(lambda m: nic(m, "hns3", "0x19e5", "0xa222", "hns_0"), shared=127, exclusive=1),
     "AMD Pollara without its verbs driver": Card(
         lambda m: nic(m, "ionic", "0x1dd8", "0x1002"),
-        ((ADVICE, "modules", "ionic without ionic_rdma"), (FAULT, "devices", "none in")),
-        exclusive=1,
-    ),
+        ((ADVICE, "modules", "ionic without ionic_rdma"), (FAULT, "devices", "none in")), exclusive=1),
     "ConnectX for DPDK": Card(
         lambda m: nic(m, "vfio-pci", "0x15b3", "0x101e", netdev=""),
-        ((FAULT, "devices", "bind 0000:30:00.0 to the vendor's driver: vfio-pci is for DPDK"),),
-    ),
+        ((FAULT, "devices", "bind 0000:30:00.0 to the vendor's driver: vfio-pci is for DPDK"),)),
     "Azure MANA without its verbs driver": Card(
         lambda m: nic(m, "mana", "0x1414", "0x00ba"),
-        ((ADVICE, "modules", "mana without mana_ib"), (FAULT, "devices", "none in")),
-        exclusive=1,
-    ),
+        ((ADVICE, "modules", "mana without mana_ib"), (FAULT, "devices", "none in")), exclusive=1),
     "Chelsio T6": Card(
         lambda m: nic(m, "cxgb4", "0x1425", "0x6407", "cxgb4_0", **IWARP),  # type: ignore[arg-type]
         shared=1000,
         exclusive=1,
     ),
-    "soft-RoCE": Card(software, shared=127),
-    "soft-iWARP": Card(software_iwarp, shared=1000),
-}
+    "soft-RoCE": Card(software, shared=127), "soft-iWARP": Card(software_iwarp, shared=1000),
+}  # fmt: skip
 
 
 @pytest.fixture

@@ -26,8 +26,7 @@ DEVICES = {
     "enabled": True, "image": {"repository": IMAGE},
     "config": {
         "configList": [{"resourceName": "hca", "selectors": {"ifNames": ["ens2f0"]}}],
-        "rails": [{"group": "gpu", "nics": ["ens2f0"]}],
-    },
+        "rails": [{"group": "gpu", "nics": ["ens2f0"]}]},
 }  # fmt: skip
 DRA = {
     "devicePlugin.image.repository": IMAGE,

@@ -126,10 +126,8 @@ def test_a_word_too_many_may_be_a_pod_where_pods_are_named(argv: str, pod: bool)
 
 
 @pytest.mark.parametrize(("argv", "meant"), [
-    ("cluster status --contxt x", "--context"),
-    ("ipam leases --netwrok=x", "--network"),
-    ("install --dryrun", "--dry-run"),
-    ("attach --contaner-id x", "--container-id"),
+    ("cluster status --contxt x", "--context"), ("ipam leases --netwrok=x", "--network"),
+    ("install --dryrun", "--dry-run"), ("attach --contaner-id x", "--container-id"),
     ("ipam show --kubecnfig x", "--kubeconfig"),
 ])  # fmt: skip
 def test_of_a_misspelled_option_the_likely_one_is_named(argv: str, meant: str) -> None:

@@ -202,8 +202,7 @@ FAULTS: dict[str, tuple[Callable[[Scene, pytest.MonkeyPatch], object], str, str]
                 for folder in ("infiniband", "infiniband_verbs")
             ),
         ],
-        "modules",
-        "mlx5_core without mlx5_ib",
+        "modules", "mlx5_core without mlx5_ib",
     ),
     "its address has no GID": (
         lambda s, _: s.sys.gid("mlx5_0", "192.168.111.1", ndev="net9", index=1), "pods",
@@ -223,10 +222,8 @@ FAULTS: dict[str, tuple[Callable[[Scene, pytest.MonkeyPatch], object], str, str]
     "its link is down": (lambda s, _: s.pod.set("net1", state="down"), "links", "MTU 9000, down"),
     "its recorded link is gone": (
         lambda s, _: Records(str(s.folder / "state")).write(
-            Attachment("rdma-net-2", "c1", "net2"), "ipam", {"netns": s.pod.path, "pod": ["default", "pod-1", "u1"]}
-        ),
-        "links",
-        "no link of this name is there",
+            Attachment("rdma-net-2", "c1", "net2"), "ipam", {"netns": s.pod.path, "pod": ["default", "pod-1", "u1"]}),
+        "links", "no link of this name is there",
     ),
     "the policy has no place for its master": (forbid, "policy", "ens2f0 is not in its `masters` (ens9)"),
     "its NIC has lost lanes": (

@@ -46,13 +46,9 @@ def test_a_text_that_nothing_was_found_lists_the_filters(found: object) -> None:
 
 
 @pytest.mark.parametrize(("template", "text"), [
-    ("{[*].pod}", "team/a team/a b/c"),
-    ("{[0].addresses[1]}", "fd00::1"),
-    ("{[-1].ifname} of {$[2]['pod']}", "net1 of b/c"),
-    ("{[9].pod}", ""),
-    ("{[*].nothing}", ""),
-    ("{[1].addresses}", "[]"),
-    (r"{[*].a\.b/c}", "true"),
+    ("{[*].pod}", "team/a team/a b/c"), ("{[0].addresses[1]}", "fd00::1"),
+    ("{[-1].ifname} of {$[2]['pod']}", "net1 of b/c"), ("{[9].pod}", ""), ("{[*].nothing}", ""),
+    ("{[1].addresses}", "[]"), (r"{[*].a\.b/c}", "true"),
     (r'{range [*]}{.pod}{"\t"}{.addresses[*]}{"\n"}{end}', "team/a\t10.0.0.1 fd00::1\nteam/a\t\nb/c\t10.0.0.2\n"),
     ("{range [*]}{range .addresses[*]}<{@}{$[0].pod}>{end}{end}", "<10.0.0.1team/a><fd00::1team/a><10.0.0.2team/a>"),
 ])  # fmt: skip
@@ -68,12 +64,10 @@ def test_jsonpath_reads_an_object_by_its_keys() -> None:
 
 
 @pytest.mark.parametrize(("template", "said"), [
-    ("", "want {PATH}, such as {[*].node}"),
-    (".pod", "want {PATH}, such as {[*].node}"),
+    ("", "want {PATH}, such as {[*].node}"), (".pod", "want {PATH}, such as {[*].node}"),
     ("{.pod", "{.pod is not understood"),
     ("x{[?(@.a==1)]}", "{[?(@.a==1)]} is not understood: a path has .key, ['key'], [NUMBER] and [*]"),
-    ("{[*].a}{end}", "{end} without a {range}"),
-    ("{range [*]}{.pod}", "a {range} has no {end}"),
+    ("{[*].a}{end}", "{end} without a {range}"), ("{range [*]}{.pod}", "a {range} has no {end}"),
 ])  # fmt: skip
 def test_a_wrong_template_is_a_wrong_call_that_names_the_part(template: str, said: str) -> None:
     last = run("attachments", "-o", f"jsonpath={template}", code=2).splitlines()[-1]

@@ -322,8 +322,7 @@ ALL_RAILS: dict[str, Any] = {
     "cniVersion": "1.0.0", "name": "rdma-net", "type": "macvlan", "mtu": 9000,
     "rail": {
         "group": "gpu", "addressing": "same-index", "nics": ["eth_r0", "eth_r1"],
-        "ranges": [{"range": f"192.168.{r}.0/24", "gateway": f"192.168.{r}.1"} for r in (1, 2)],
-    },
+        "ranges": [{"range": f"192.168.{r}.0/24", "gateway": f"192.168.{r}.1"} for r in (1, 2)]},
     "ipam": {"type": "whereabouts", "datastore": "file"},
 }  # fmt: skip
 

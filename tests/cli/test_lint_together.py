@@ -111,12 +111,10 @@ def told(*documents: Any) -> list[tuple[str, str, str]]:
     ((resource("SriovNetworkNodePolicy", SRIOV, numVfs=8, isRdma=True, mtu=9000),), []),
     (
         (resource("SriovNetworkNodePolicy", SRIOV, numVfs=8, isRdma=True, nicSelector={"pfNames": ["a", "b#0-9"]}),),
-        [("error", "spec.nicSelector.pfNames[1]", "numVfs 8 makes the VFs 0 to 7")],
-    ),
+        [("error", "spec.nicSelector.pfNames[1]", "numVfs 8 makes the VFs 0 to 7")]),
     (
         (resource("SriovNetworkNodePolicy", SRIOV, numVfs=8, isRdma=True, nicSelector={"pfNames": ["b#3-1"]}),),
-        [("error", "spec.nicSelector.pfNames[0]", "the range 3-1 is empty")],
-    ),
+        [("error", "spec.nicSelector.pfNames[0]", "the range 3-1 is empty")]),
     ((resource("SriovNetworkNodePolicy", SRIOV, numVfs=8, isRdma=True, nicSelector={"netFilter": "openstack/x"}),), []),
     ((resource("SriovNetwork", SRIOV, resourceName="vf", networkNamespace="Bad_NS"),),
      [("error", "spec.networkNamespace", "Kubernetes has no namespace of this name")]),
@@ -246,8 +244,7 @@ NEEDS = "the network a needs a device of rdma/hca, and the pod"
 
 
 @pytest.mark.parametrize(("classes", "more", "message"), [
-    (["rdma-hca"], [], ""),
-    (["gpu.nvidia.com", "rdma-hca"], [], ""),
+    (["rdma-hca"], [], ""), (["gpu.nvidia.com", "rdma-hca"], [], ""),
     (["gpu.nvidia.com"], [], ""),  # of other drivers nothing is known
     (["rdma-hcb"], [], f"{NEEDS} claims rdma-hcb"),
     (["rdma-hcb", "gpu.nvidia.com"], [], f"{NEEDS} claims rdma-hcb"),

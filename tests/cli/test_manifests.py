@@ -66,10 +66,8 @@ def test_no_right_is_asked_for_but_to_be_root_and_to_write_three_folders(pod: di
     assert pod["securityContext"] == {"runAsUser": 0, "runAsGroup": 0, "seccompProfile": {"type": "RuntimeDefault"}}
     for container in containers(pod):
         assert container["securityContext"] == {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        }
+            "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
+        }  # fmt: skip
     assert pod["automountServiceAccountToken"] is False
     assert read("serviceaccount.yaml")["automountServiceAccountToken"] is False
     paths = {v["hostPath"]["path"] for v in pod["volumes"] if "hostPath" in v}
@@ -176,8 +174,6 @@ def test_the_container_of_the_dra_driver_has_the_folders_that_its_command_uses_a
     writable = {m["name"] for m in container["volumeMounts"] if not m.get("readOnly")}
     assert writable == {"plugins", "plugins-registry", "cdi", "device-info", "state"}  # of the last only the locks
     assert container["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
+        "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
+    }  # fmt: skip
     assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)

@@ -87,8 +87,7 @@ def test_the_page_has_the_table_of_the_parser() -> None:
 
 
 @pytest.mark.parametrize(("old", "new"), [
-    ("ipam pools --config", "ipam pools --flat-file"),
-    ("nad lint x --config", "nad lint x --flat-file"),
+    ("ipam pools --config", "ipam pools --flat-file"), ("nad lint x --config", "nad lint x --flat-file"),
     ("status --to", "status --plugin-dir"),
     ("attachments --container c --state-dir", "attachments --container-id c --state-dir"),
     ("check n --container-id a/b --cache-dir", "check n --pod a/b --cache-dir"),

@@ -67,8 +67,7 @@ CASES: dict[str, tuple[Series, Series]] = {
         {'railcni_rdma_errors_total{device="mlx5_0",port="1",counter="carrier_down_count",nodename="n1"}': "5x30 8x40"},
         {
             'railcni_rdma_errors_total{device="mlx5_0",port="1",counter="link_downed",nodename="n1"}': "5x30 6x40",
-            'railcni_rdma_errors_total{device="mlx5_1",port="1",counter="link_downed",nodename="n1"}': "57x70",
-        },
+            'railcni_rdma_errors_total{device="mlx5_1",port="1",counter="link_downed",nodename="n1"}': "57x70"},
     ),
     "RailcniRdmaPortSlow": ({rate("n1", 0): "50x70", rate("n1", 1): "50x70", rate("n1", 2): "25x70"},
                             {rate("n1", 0): "50x70", rate("n1", 1, model="15b3:1017"): "25x70",
@@ -86,8 +85,7 @@ CASES: dict[str, tuple[Series, Series]] = {
         {
             'railcni_rdma_errors_total{device="mlx5_0",port="1",counter="out_of_sequence",nodename="n1"}': "0+30x70",
             'railcni_rdma_errors_total{device="mlx5_1",port="1",counter="symbol_error",nodename="n1"}': "0x30 9000x40",
-            'railcni_rdma_errors_total{device="mlx5_2",port="1",counter="symbol_error",nodename="n1"}': "0x55 9000x20",
-        },
+            'railcni_rdma_errors_total{device="mlx5_2",port="1",counter="symbol_error",nodename="n1"}': "0x55 9000x20"},
     ),
 }  # fmt: skip
 

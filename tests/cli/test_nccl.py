@@ -158,12 +158,9 @@ SECOND = port(1, ("fe80::2", "ens1f0", V2), ("192.168.2.9", "net7", V2), ("192.1
 
 
 @pytest.mark.parametrize(("value", "words"), [
-    ("-1", ""),
-    ("auto", ""),
-    ("x", "it is no number"),
+    ("-1", ""), ("auto", ""), ("x", "it is no number"),
     ("0", "of mlx5_0 it is fe80::1 of ens0f0, RoCE v2; of mlx5_1 it is fe80::2 of ens1f0, RoCE v2"),
-    ("1", "of mlx5_1 it is 192.168.2.9 of net7, RoCE v2"),
-    ("2", "mlx5_0 has no entry there"),
+    ("1", "of mlx5_1 it is 192.168.2.9 of net7, RoCE v2"), ("2", "mlx5_0 has no entry there"),
     ("9", "mlx5_0 has no entry there; mlx5_1 has no entry there"),
 ])  # fmt: skip
 def test_an_index_that_is_not_right_for_all_devices_is_told(value: str, words: str) -> None:

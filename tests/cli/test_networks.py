@@ -63,8 +63,7 @@ def test_the_keys_that_a_runtime_reads_of_a_plugin_match_without_regard_to_case(
 
 
 @pytest.mark.parametrize(("keys", "versions"), [
-    ({}, ("0.1.0",)),
-    ({"cniVersion": "0.3.1"}, ("0.3.1",)),
+    ({}, ("0.1.0",)), ({"cniVersion": "0.3.1"}, ("0.3.1",)),
     ({"cniVersion": "0.4.0", "cniVersions": ["1.1.0", "0.3.1"]}, ("0.3.1", "0.4.0", "1.1.0")),
     ({"cniVersions": ["2.0.0", "1.0.0"]}, ("1.0.0",)),
 ])  # fmt: skip

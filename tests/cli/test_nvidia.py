@@ -49,19 +49,15 @@ def config(tmp_path: Path, document: Any) -> dict[str, Any]:
 GOLDEN = {
     "macvlan": resource("MacvlanNetwork", "nvidia-macvlan", **MACVLAN, ipam=json.dumps(WHEREABOUTS, indent=2)),
     "macvlan-plugins": resource(
-        "MacvlanNetwork", "nvidia-macvlan-plugins", **MACVLAN, ipam=json.dumps(WHEREABOUTS), metaPlugins=TUNING
-    ),
+        "MacvlanNetwork", "nvidia-macvlan-plugins", **MACVLAN, ipam=json.dumps(WHEREABOUTS), metaPlugins=TUNING),
     "macvlan-no-ipam": resource("MacvlanNetwork", "nvidia-macvlan-no-ipam", **MACVLAN),
     "host-device": resource(
-        "HostDeviceNetwork", "nvidia-host-device", networkNamespace="default", resourceName="hostdev", ipam=HOST_IPAM
-    ),
+        "HostDeviceNetwork", "nvidia-host-device", networkNamespace="default", resourceName="hostdev", ipam=HOST_IPAM),
     "host-device-plugins": resource(
         "HostDeviceNetwork", "nvidia-host-device-plugins", networkNamespace="default",
-        resourceName="nvidia.com/hostdev", ipam=HOST_IPAM, metaPlugins=TUNING,
-    ),
+        resourceName="nvidia.com/hostdev", ipam=HOST_IPAM, metaPlugins=TUNING),
     "host-device-no-ipam": resource(
-        "HostDeviceNetwork", "nvidia-host-device-no-ipam", networkNamespace="default", resourceName="hostdev"
-    ),
+        "HostDeviceNetwork", "nvidia-host-device-no-ipam", networkNamespace="default", resourceName="hostdev"),
 }  # fmt: skip
 
 

@@ -47,9 +47,7 @@ def test_sentences_are_wrapped_to_the_width_of_the_terminal(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(("columns", "least", "heads", "left"), [
-    (80, (), ["C0", "C1", "C2", "C3"], ""),
-    (50, (), ["C0", "C1", "C3"], "c2"),
-    (50, ("c1",), ["C0", "C2", "C3"], "c1"),
+    (80, (), ["C0", "C1", "C2", "C3"], ""), (50, (), ["C0", "C1", "C3"], "c2"), (50, ("c1",), ["C0", "C2", "C3"], "c1"),
     (30, (), ["C0", "C3"], "c1, c2"),
 ])  # fmt: skip
 def test_where_columns_do_not_fit_the_least_important_are_left_out_and_named(
@@ -140,8 +138,7 @@ def test_details_that_only_repeat_the_message_of_an_ipam_plugin_are_left_out(
 
 
 @pytest.mark.parametrize("make", [
-    pytest.param(os.mkfifo, id="a pipe"),
-    pytest.param(os.mkdir, id="a folder"),
+    pytest.param(os.mkfifo, id="a pipe"), pytest.param(os.mkdir, id="a folder"),
     pytest.param(lambda path: os.symlink("/dev/null", path), id="a link to a device"),
     pytest.param(lambda path: os.symlink("none", path), id="a link to nothing"),
 ])  # fmt: skip

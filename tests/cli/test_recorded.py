@@ -66,10 +66,8 @@ def test_doctor_finds_nothing_wrong_there_but_the_device_nodes_that_were_not_rec
 def test_a_card_with_virtual_functions_is_read_with_its_link_slot_and_settings(sriov: str) -> None:
     (function,) = pcie.read([("card", CARD)], sriov)
     assert (str(function.now), str(function.best), str(function.slot_best)) == (
-        "2.5 GT/s x1",
-        "2.5 GT/s x1",
-        "16 GT/s x32",
-    )
+        "2.5 GT/s x1", "2.5 GT/s x1", "16 GT/s x32",
+    )  # fmt: skip
     assert isinstance(function.relaxed_ordering, bool)  # all of its configuration space was there
     assert [(f.level, f.found) for f in pcie.check_links([function])] == [(OK, "PCIe 2.5 GT/s x1")]
     (setting,) = pcie.check_settings([function], {})

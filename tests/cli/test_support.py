@@ -60,13 +60,10 @@ users:
 """
 FLAT = {"datastore": "etcd", "etcd_host": "127.0.0.1:1", "etcd_username": "root", "etcd_password": PASSWORD}
 NAD = {
-    "apiVersion": "k8s.cni.cncf.io/v1",
-    "kind": "NetworkAttachmentDefinition",
-    "metadata": {"name": "n"},
+    "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition", "metadata": {"name": "n"},
     "spec": {
-        "config": json.dumps({"type": "macvlan", "ipam": {"type": "whereabouts", "etcd_password": "nested-secret"}})
-    },
-}
+        "config": json.dumps({"type": "macvlan", "ipam": {"type": "whereabouts", "etcd_password": "nested-secret"}})},
+}  # fmt: skip
 SECRET = {"kind": "Secret", "apiVersion": "v1", "data": {"a": base64.b64encode(b"kubernetes-secret-value").decode()}}
 LOG = f"""started with --etcd-password=flag-secret for master ens2f0
 GET /api Authorization: Bearer bearer-abc.def
@@ -220,8 +217,7 @@ def test_the_same_parts_give_the_same_bytes() -> None:
 
 
 @pytest.mark.parametrize(("text", "left"), [
-    (f"before\n{PRIVATE}after", "before\nREMOVED\nafter"),
-    (f"cut off: {PRIVATE[:60]}", "cut off: REMOVED"),
+    (f"before\n{PRIVATE}after", "before\nREMOVED\nafter"), (f"cut off: {PRIVATE[:60]}", "cut off: REMOVED"),
     (f"key {base64.b64encode(PRIVATE.encode()).decode()}, end", "key REMOVED, end"),
     (f"got {TOKEN}, expired", "got REMOVED, expired"),
     ("curl -H 'x: Bearer abcd.efgh' URL", "curl -H 'x: Bearer REMOVED' URL"),

@@ -125,8 +125,7 @@ JUDGED: dict[str, tuple[tuple[Any, ...], list[tuple[str, str, str]]]] = {
     "no reservation, which the network wants": ((*UNRESERVED, [nad(enable_overlapping_ranges=False)]), []),
     "somebody else's reservation": (
         ([pool(1)], [reservation(1, pod="team/p7")], [pod(1, IP(1)), pod(7)]),
-        [(kinds.FOREIGN_RESERVATION, LOOK, IP(1))],
-    ),
+        [(kinds.FOREIGN_RESERVATION, LOOK, IP(1))]),
     "a reservation of no pod": (ALONE, [(kinds.RESERVATION_WITHOUT_LEASE, RECLAIM, IP(1))]),
     "a reservation of a pending pod": ((*ALONE, [pod(1, phase="Pending")]), [(kinds.RESERVATION_WITHOUT_LEASE, KEEP, IP(1))]),
     "a reservation of which its pod does not speak": ((*ALONE, [pod(1)]), [(kinds.RESERVATION_WITHOUT_LEASE, LOOK, IP(1))]),

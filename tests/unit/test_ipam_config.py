@@ -100,10 +100,8 @@ HOPS = {"routes": [{"dst": "10.8.0.0/16", "gw": "10.0.0.6"}, {"dst": "10.9.0.0/1
 # the block, the caller's CNI_ARGS; what the ranges give; the keys of which a note says that they are ignored
 GIVEN: dict[str, tuple[dict[str, Any], str, list[str], list[str]]] = {
     "the block's own range before those of the list": (
-        {"ipRanges": [{"range": "192.168.10.1/30"}, {"range": "fd00::1/126"}], "range": "abcd::1/126"},
-        "",
-        ["abcd::1-abcd::2", "192.168.10.1-192.168.10.2", "fd00::1-fd00::2"], [],
-    ),
+        {"ipRanges": [{"range": "192.168.10.1/30"}, {"range": "fd00::1/126"}], "range": "abcd::1/126"}, "",
+        ["abcd::1-abcd::2", "192.168.10.1-192.168.10.2", "fd00::1-fd00::2"], []),
     "the same range twice": ({**IN_A_29, "ipRanges": [IN_A_29]}, "", ["10.0.0.1-10.0.0.6"] * 2, []),
     "start and end": ({"range": "00192.00168.1.0/24", **START_AND_END}, "", ["192.168.1.44-192.168.1.209"], []),
     "start and excludes": ({"ipRanges": [BOUNDED]}, "", ["10.0.0.2-10.0.0.2 10.0.0.6-10.0.0.6"], []),

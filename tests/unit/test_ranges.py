@@ -48,14 +48,11 @@ def test_host_bits_of_a_range_are_dropped() -> None:
 
 
 @pytest.mark.parametrize(("cidr", "first", "last", "size"), [
-    ("192.168.2.0/24", "192.168.2.1", "192.168.2.254", 254),
-    ("10.0.0.0/30", "10.0.0.1", "10.0.0.2", 2),
-    ("10.0.0.0/31", "10.0.0.0", "10.0.0.1", 2),
-    ("10.0.0.7/32", "10.0.0.7", "10.0.0.7", 1),
+    ("192.168.2.0/24", "192.168.2.1", "192.168.2.254", 254), ("10.0.0.0/30", "10.0.0.1", "10.0.0.2", 2),
+    ("10.0.0.0/31", "10.0.0.0", "10.0.0.1", 2), ("10.0.0.7/32", "10.0.0.7", "10.0.0.7", 1),
     ("0.0.0.0/0", "0.0.0.1", "255.255.255.254", 2**32 - 2),
     ("fd00::/64", "fd00::1", "fd00::ffff:ffff:ffff:fffe", 2**64 - 2),
-    ("fd00::/126", "fd00::1", "fd00::2", 2),
-    ("fd00::/127", "fd00::", "fd00::1", 2),
+    ("fd00::/126", "fd00::1", "fd00::2", 2), ("fd00::/127", "fd00::", "fd00::1", 2),
     ("fd00::7/128", "fd00::7", "fd00::7", 1),
 ])  # fmt: skip
 def test_the_first_and_last_address_of_a_cidr_are_left_out_unless_it_has_no_others(
@@ -76,8 +73,7 @@ def test_the_text_form_with_both_ends_says_start_end_and_cidr() -> None:
 
 @pytest.mark.parametrize(("text", "reason"), [
     ("192.168.1.5-192.168.2.25/28", "starts outside of 192.168.2.16/28"),
-    ("192.168.1.25-192.168.1.5/24", "starts after its end"),
-    ("fd00::1-192.168.1.5/24", "mixes IPv4 and IPv6"),
+    ("192.168.1.25-192.168.1.5/24", "starts after its end"), ("fd00::1-192.168.1.5/24", "mixes IPv4 and IPv6"),
     ("192.168.1.5-192.168.1.25", "want a CIDR or first-last/length"),
     ("192.168.1.5 - 192.168.1.25/24", "want a CIDR or first-last/length"),
     ("192.168.1.5-192.168.1.9-192.168.1.25/24", "want a CIDR or first-last/length"),
@@ -100,8 +96,7 @@ def test_a_very_large_exclude_costs_nothing() -> None:
     ("192.168.2.0/24", "tenant-a", "", "tenant-a-192.168.2.0-24"),
     ("192.168.2.0/24", "", "node1", "node1-192.168.2.0-24"),
     ("192.168.2.0/24", "tenant-a", "node1", "tenant-a-node1-192.168.2.0-24"),
-    ("2001::/116", "", "", "2001---116"),
-    ("fd00:1:2:3::/64", "n", "", "n-fd00-1-2-3---64"),
+    ("2001::/116", "", "", "2001---116"), ("fd00:1:2:3::/64", "n", "", "n-fd00-1-2-3---64"),
 ])  # fmt: skip
 def test_a_pool_is_called_as_whereabouts_calls_it(cidr: str, network_name: str, node: str, name: str) -> None:
     assert a_range(cidr).pool_name(network_name, node) == name

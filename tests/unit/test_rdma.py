@@ -126,12 +126,7 @@ def test_only_ethernet_ports_of_channel_adapters_have_gids_of_addresses(tree: Tr
 @pytest.mark.parametrize(("device", "name"), [
     ("0000:3b:00.0", "ens2f0"),
     ("0000:3b:00.0-7", "ens2f0"),  # of a device plugin that shares the NIC
-    ("0000:3b:00.1", ""),
-    ("rxe0", "ens3f0"),
-    ("rxe0-12", "ens3f0"),
-    ("5", ""),
-    ("all-3", ""),
-    ("", ""),
+    ("0000:3b:00.1", ""), ("rxe0", "ens3f0"), ("rxe0-12", "ens3f0"), ("5", ""), ("all-3", ""), ("", ""),
     ("../../net/ens2f0", ""),
 ])  # fmt: skip
 def test_the_default_master_is_the_netdev_of_the_allocated_device(tmp_path: Path, device: str, name: str) -> None:
@@ -145,8 +140,7 @@ def test_the_default_master_is_the_netdev_of_the_allocated_device(tmp_path: Path
 @pytest.mark.parametrize(("device", "names"), [
     ("0000:3b:00.0-7", {"0000:3b:00.0", "ens2f0"}),
     ("0000:3b:00.2", {"0000:3b:00.2", "0000:3b:00.0", "ens2f0"}),
-    ("rxe0-12", {"rxe0", "ens3f0"}),
-    ("5", {"5"}),
+    ("rxe0-12", {"rxe0", "ens3f0"}), ("5", {"5"}),
 ])  # fmt: skip
 def test_a_nic_has_the_names_of_the_physical_function_of_its_virtual_ones(
     tmp_path: Path, device: str, names: set[str]

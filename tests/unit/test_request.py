@@ -36,8 +36,7 @@ def test_a_whole_request_is_read() -> None:
 @pytest.mark.parametrize(("verb", "needed"), [
     ("DEL", {"CNI_CONTAINERID", "CNI_IFNAME", "CNI_PATH"}),
     ("CHECK", {"CNI_CONTAINERID", "CNI_IFNAME", "CNI_PATH", "CNI_NETNS"}),
-    ("GC", {"CNI_PATH"}),
-    ("STATUS", {"CNI_PATH"}),
+    ("GC", {"CNI_PATH"}), ("STATUS", {"CNI_PATH"}),
 ])  # fmt: skip
 def test_each_verb_needs_its_own_variables(verb: str, needed: set[str]) -> None:
     fault = refusal({"CNI_COMMAND": verb})
@@ -51,14 +50,9 @@ def test_a_malformed_identity_is_told_before_missing_variables_and_these_before_
 
 
 @pytest.mark.parametrize(("document", "code"), [
-    ({}, 7),
-    ({"name": ""}, 7),
+    ({}, 7), ({"name": ""}, 7),
     *(({"name": name}, 7) for name in ("-n", "a/b", "..", "a:b", "a b", "ä")),
-    ({"name": 5}, 6),
-    ({"name": "rdma", "cniVersion": 1}, 6),
-    ([], 6),
-    ("rdma", 6),
-    (None, 6),
+    ({"name": 5}, 6), ({"name": "rdma", "cniVersion": 1}, 6), ([], 6), ("rdma", 6), (None, 6),
 ], ids=json.dumps)  # fmt: skip
 def test_a_configuration_without_a_good_name_or_version_is_refused(document: Any, code: int) -> None:
     assert refusal(WHOLE, json.dumps(document).encode()).code == code

@@ -64,19 +64,12 @@ def test_what_an_older_version_can_say_survives_the_way_through_any_newer(older:
 
 
 @pytest.mark.parametrize("document", [
-    [],
-    "x",
-    None,
-    {"cniVersion": "9.9.9"},
-    {"cniVersion": "1.0.0", "ips": [{}]},
-    {"cniVersion": "1.0.0", "ips": 4},
-    {"cniVersion": "1.0.0", "interfaces": ["net1"]},
-    {"cniVersion": "0.2.0", "ip4": {"gateway": "10.0.0.1"}},
+    [], "x", None, {"cniVersion": "9.9.9"}, {"cniVersion": "1.0.0", "ips": [{}]}, {"cniVersion": "1.0.0", "ips": 4},
+    {"cniVersion": "1.0.0", "interfaces": ["net1"]}, {"cniVersion": "0.2.0", "ip4": {"gateway": "10.0.0.1"}},
     {"cniVersion": "1.0.0", "ips": [{"address": "10.0.0.2/24", "interface": 0}]},
     {"cniVersion": "1.0.0", "ips": [{"address": 7}]},
     {"cniVersion": "1.0.0", "routes": [{"dst": "0.0.0.0/0", "priority": "high"}]},
-    {"cniVersion": ["1.0.0"]},
-    {"cniVersion": "1.0.0", "dns": []},
+    {"cniVersion": ["1.0.0"]}, {"cniVersion": "1.0.0", "dns": []},
 ], ids=repr)  # fmt: skip
 def test_what_is_no_result_is_refused_by_name(document: object) -> None:
     with pytest.raises(DecodingFailure, match="prevResult"):
@@ -84,15 +77,10 @@ def test_what_is_no_result_is_refused_by_name(document: object) -> None:
 
 
 @pytest.mark.parametrize(("key", "value"), [
-    ("ips", [{"address": "10.0.0.2"}]),
-    ("ips", [{"address": "10.0.0.2/33"}]),
-    ("ips", [{"address": "10.0.0.700/24"}]),
-    ("ips", [{"address": "fd00::2/129"}]),
-    ("ips", [{"address": "10.0.0.2/-1"}]),
-    ("ips", [{"address": "\0/24"}]),
+    ("ips", [{"address": "10.0.0.2"}]), ("ips", [{"address": "10.0.0.2/33"}]), ("ips", [{"address": "10.0.0.700/24"}]),
+    ("ips", [{"address": "fd00::2/129"}]), ("ips", [{"address": "10.0.0.2/-1"}]), ("ips", [{"address": "\0/24"}]),
     ("ips", [{"address": "10.0.0.2/24", "gateway": "nowhere"}]),
-    ("routes", [{"dst": "10.0.0.0"}]),
-    ("routes", [{"dst": "10.0.0.0/8", "gw": "10.0.0.0/8"}]),
+    ("routes", [{"dst": "10.0.0.0"}]), ("routes", [{"dst": "10.0.0.0/8", "gw": "10.0.0.0/8"}]),
 ])  # fmt: skip
 def test_what_is_no_address_is_refused_with_its_key(key: str, value: object) -> None:
     with pytest.raises(DecodingFailure, match="is not a CNI result of version 1.1.0: (address|gateway|dst|gw) '"):

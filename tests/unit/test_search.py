@@ -113,11 +113,9 @@ def cases(draw: st.DrawFn) -> tuple[Range, set[int], int, set[int]]:
     blocked = draw(st.lists(spans, max_size=4))
     leased = {v for low, high in draw(st.lists(spans, max_size=6)) for v in range(low, high + 1)}
     return (
-        Range(*parse_cidr(f"10.0.0.0/{prefix}"), blocked=blocked),
-        leased,
-        draw(places | st.just(0)),
+        Range(*parse_cidr(f"10.0.0.0/{prefix}"), blocked=blocked), leased, draw(places | st.just(0)),
         draw(st.sets(places, max_size=4)),
-    )
+    )  # fmt: skip
 
 
 @given(cases(), st.booleans())

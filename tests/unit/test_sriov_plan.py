@@ -51,26 +51,20 @@ def planned(found: sriov.SriovFacts, **config: Any) -> sriov.SriovPlan:
 
 @pytest.mark.parametrize(("config", "words"), [
     ({"deviceID": "ens1f0v3"}, ["deviceID", "PCI address", "0000:3b:00.2"]),
-    ({"deviceID": "../../etc"}, ["deviceID"]),
-    ({"deviceID": 7}, ["deviceID 7", "string"]),
+    ({"deviceID": "../../etc"}, ["deviceID"]), ({"deviceID": 7}, ["deviceID 7", "string"]),
     ({"runtimeConfig": {"deviceID": "mlx5_core.sf.4"}}, ["runtimeConfig.deviceID", "mlx5_core.sf.4"]),
-    ({"vlan": 4095}, ["vlan 4095", "0 to 4094"]),
-    ({"vlan": "100"}, ["vlan", "integer"]),
-    ({"vlanQoS": 3}, ["vlanQoS 3", "`vlan`"]),
-    ({"vlanProto": "802.1q"}, ["vlanProto", "`vlan`"]),
-    ({"vlan": 5, "vlanQoS": 8}, ["vlanQoS 8", "0 to 7"]),
-    ({"vlan": 0, "vlanQoS": 3}, ["vlanQoS 3", "1 to 4094"]),
+    ({"vlan": 4095}, ["vlan 4095", "0 to 4094"]), ({"vlan": "100"}, ["vlan", "integer"]),
+    ({"vlanQoS": 3}, ["vlanQoS 3", "`vlan`"]), ({"vlanProto": "802.1q"}, ["vlanProto", "`vlan`"]),
+    ({"vlan": 5, "vlanQoS": 8}, ["vlanQoS 8", "0 to 7"]), ({"vlan": 0, "vlanQoS": 3}, ["vlanQoS 3", "1 to 4094"]),
     ({"vlan": 0, "vlanProto": "802.1ad"}, ["vlanProto", "1 to 4094"]),
     ({"vlan": 5, "vlanProto": "802.1x"}, ["vlanProto", "802.1q, 802.1ad"]),
     ({"mac": "01:00:00:00:00:01"}, ["mac", "multicast"]),
     ({"runtimeConfig": {"mac": "nonsense"}}, ["runtimeConfig.mac", "nonsense"]),
     ({"min_tx_rate": -1}, ["min_tx_rate -1"]),
     ({"min_tx_rate": 200, "max_tx_rate": 100}, ["min_tx_rate 200", "max_tx_rate 100"]),
-    ({"spoofchk": True}, ["spoofchk true", "on, off"]),
-    ({"trust": "yes"}, ["trust", "on, off"]),
+    ({"spoofchk": True}, ["spoofchk true", "on, off"]), ({"trust": "yes"}, ["trust", "on, off"]),
     ({"link_state": "up"}, ["link_state", "auto, enable, disable"]),
-    ({"mtu": 70000}, ["mtu 70000"]),
-    ({"logLevel": "loud"}, ["logLevel", "debug"]),
+    ({"mtu": 70000}, ["mtu 70000"]), ({"logLevel": "loud"}, ["logLevel", "debug"]),
 ], ids=json.dumps)  # fmt: skip
 def test_a_key_that_is_wrong_is_named_with_what_would_be_right(config: dict[str, Any], words: list[str]) -> None:
     _, faults = read(**config)

@@ -25,8 +25,7 @@ BRIDGED = device(f"{SWITCH}/0000:17:01.0/0000:19:00.0/0000:1a:00.0")
 ALONE = "pci0000:15/0000:15:01.0/0000:16:00.{}"
 UNKNOWN = [device(f"pci{n}:00/{n}:00:00.0/{n}:01:00.0", numa=-1) for n in ("0008", "0002")]
 DISTANCES: dict[str, tuple[PciDevice, PciDevice, str]] = {
-    "a function and itself": (NIC, NIC, "X"),
-    "on one switch": (GPU, NIC, "PIX"),
+    "a function and itself": (NIC, NIC, "X"), "on one switch": (GPU, NIC, "PIX"),
     "two functions of one card": (device(ALONE.format(0)), device(ALONE.format(1)), "PIX"),
     "behind a second switch": (GPU, BRIDGED, "PXB"),
     "behind a third": (GPU, device(f"{SWITCH}/0000:17:01.0/0000:19:00.0/0000:1a:00.0/0000:1b:00.0"), "PXB"),

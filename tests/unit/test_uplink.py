@@ -61,8 +61,7 @@ STORAGE = {
             {("10.0.0.100", "NFS")}),
     "nfs over IPv6": (
         {"net/nfsfs/servers": "NV SERVER   PORT USE HOSTNAME\nv3 fd000000000000000000000000000007  801   3 nas\n"},
-        {("fd00::7", "NFS")},
-    ),
+        {("fd00::7", "NFS")}),
     "no server of nfs": ({"net/nfsfs/servers": "NV SERVER   PORT USE HOSTNAME\n"}, set()),
     "iscsi": ({"class/iscsi_connection/connection1:0/address": "10.0.0.5\n"}, {("10.0.0.5", "iSCSI")}),
     "nvme over tcp": ({"class/nvme/nvme1/address": "traddr=10.0.0.6,trsvcid=4420,src_addr=10.0.0.1\n"},
@@ -91,13 +90,10 @@ _HOPS = bytes(bytearray(9))  # the message of one route
     ([default(1), default(2, "::/0")], {1, 2}),
     ([default(1), default(2, "0.0.0.0/1"), default(3, "128.0.0.0/1")], {1, 2, 3}),
     ([default(1), default(2, table=51820)], {1, 2}),  # of a rule for all packets
-    ([default(1), advertised(2)], {1, 2}),
-    ([default(1), *map(advertised, range(2, 10))], {1}),
-    ([default(1), *map(advertised, range(1, 10))], {1}),
-    ([default(1, "::/0", priority=2048), advertised(2)], {1}),
+    ([default(1), advertised(2)], {1, 2}), ([default(1), *map(advertised, range(2, 10))], {1}),
+    ([default(1), *map(advertised, range(1, 10))], {1}), ([default(1, "::/0", priority=2048), advertised(2)], {1}),
     ([advertised(1), advertised(2), advertised(3, 100)], {3}),  # without IPv4 the node needs one
-    ([advertised(3), advertised(2)], {2}),
-    ([], set()),
+    ([advertised(3), advertised(2)], {2}), ([], set()),
 ])  # fmt: skip
 def test_of_default_routes_those_count_that_the_kernel_prefers(defaults: list[KernelRoute], used: set[int]) -> None:
     assert {route.index for route in uplink.in_use(defaults)} == used
@@ -115,10 +111,7 @@ def test_the_route_is_named_with_what_tells_it_from_others() -> None:
     ("clusters:\n- cluster:\n    server: https://10.0.0.1:6443\n  name: x\n", ["10.0.0.1"]),
     ('{"clusters": [{"cluster": {"server": "https://[fd00::1]:6443"}}]}', ["fd00::1"]),
     ("a: {server: 'https://10.0.0.1'}\nb: {server: http://10.0.0.2:80/api}", ["10.0.0.1", "10.0.0.2"]),
-    ("server: https://api.example:6443\n", []),
-    ("server:\n", []),
-    ("server: https://", []),
-    ("", []),
+    ("server: https://api.example:6443\n", []), ("server:\n", []), ("server: https://", []), ("", []),
 ])  # fmt: skip
 def test_the_addresses_of_api_servers_are_read_from_a_kubeconfig(text: str, addresses: list[str]) -> None:
     assert uplink.servers_of(text) == addresses
