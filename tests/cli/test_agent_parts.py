@@ -71,9 +71,7 @@ def test_a_lease_is_dead_by_its_pod_alone() -> None:
     ("short-name", "ready", False, "on node ready, where it may still run"),
     ("short-name", "silent", False, "node silent is not ready"),
 ])  # fmt: skip
-def test_an_abandoned_lease_is_freed_when_no_node_can_run_its_pod(
-    node: str, seen_on: str | None, is_over: bool, why: str
-) -> None:
+def test_a_lease_is_freed_when_no_node_can_run_its_pod(node: str, seen_on: str | None, is_over: bool, why: str) -> None:
     found = lease_rules.blocker(lease_on(node), NODES, seen_on, is_over)
     assert why in found
     assert bool(why) == bool(found)
@@ -136,9 +134,7 @@ class Deleted(ClusterSource):
         yield [lease_on("deleted", uid="u1")]
 
 
-def test_the_grace_begins_when_the_node_that_a_lease_waited_for_is_ready(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_grace_begins_when_the_awaited_node_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The node has been told only then that the pod is to end."""
     now, freed, log = [1000.0], [], AgentLog()
     none: Any = lambda *_, **__: []  # noqa: E731
@@ -253,7 +249,7 @@ def test_a_requested_token_is_renewed_at_half_of_what_was_granted() -> None:
     InvalidConfig("refuses", 'cannot bind token to a Node object as the "X" feature-gate is disabled'),
     NoNamespace("has no namespace", 'nodes "n1" not found'),
 ])  # fmt: skip
-def test_a_token_is_bound_to_the_node_where_the_server_can_do_so_and_else_the_reason_is_kept(
+def test_a_token_is_bound_to_the_node_where_the_server_can_or_the_reason_is_kept(
     refusal: InvalidConfig,
 ) -> None:
     asked: list[dict[str, Any]] = []
@@ -296,9 +292,7 @@ def test_metrics_are_written_as_prometheus_reads_them() -> None:
     ("debug", "debug info warning error"), ("info", "info warning error"), ("warning", "warning error"),
     ("error", "error"),
 ])  # fmt: skip
-def test_lines_below_the_level_of_the_log_are_not_written(
-    level: str, lines: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lines_below_the_logs_level_are_not_written(level: str, lines: str, capsys: pytest.CaptureFixture[str]) -> None:
     log = AgentLog(level)
     log.debug("of a plugin's code")
     log.say("info", "allocated")

@@ -70,9 +70,7 @@ def test_a_limit_is_met_up_to_its_value_and_says_what_it_compares(
     ("rounds", "slower", "said"),
     [(99, 1.2, ""), (100, 1.2, "1.20, at most 1.05: missed"), (100, 1.04, "1.04, at most 1.05: met")],
 )
-def test_a_callers_variables_are_judged_within_rounds_and_after_a_hundred_of_them(
-    rounds: int, slower: float, said: str
-) -> None:
+def test_a_callers_variables_are_judged_within_a_hundred_rounds_at_least(rounds: int, slower: float, said: str) -> None:
     """A machine that slows down in the course of a run slows all rows of a round."""
     add = Operation(AS_CONTAINERD, "ADD")
     speed = [1.0 + number / 10 for number in range(rounds)]

@@ -189,7 +189,7 @@ def test_the_network_policy_is_that_of_the_kustomization_and_names_the_ports_of_
     [(DEVICES, ["device-plugin"]), (WITH_VFS, ["device-plugin", "device-plugin/vfs"])],
     ids=["devices", "VFs"],
 )
-def test_the_container_of_the_device_plugin_is_that_of_the_kustomization(
+def test_the_device_plugin_is_that_of_the_kustomization(
     devices: Document, components: list[str], tmp_path: Path
 ) -> None:
     documents = render(values={"devicePlugin": devices})
@@ -406,9 +406,7 @@ def test_a_list_in_replace_takes_these_plain_names_alone() -> None:
     ("other", "false",
      ["kubectl railcni --agents-in other status ", "deletes the leases, because crds.keep is false."]),
 ])  # fmt: skip
-def test_the_notes_name_the_namespace_of_the_agents_and_what_becomes_of_the_leases(
-    namespace: str, kept: str, lines: list[str]
-) -> None:
+def test_the_notes_name_the_agents_namespace_and_the_leases_fate(namespace: str, kept: str, lines: list[str]) -> None:
     values = ["--set=image.repository=r/x", f"--set=crds.keep={kept}"]
     done = run("helm", "install", "x", str(CHART), f"--namespace={namespace}", "--dry-run=client", *values)
     notes = done.stdout.partition("NOTES:")[2]
@@ -417,7 +415,7 @@ def test_the_notes_name_the_namespace_of_the_agents_and_what_becomes_of_the_leas
 
 @needs_helm
 @pytest.mark.parametrize(("version", "count"), [("1.30.9", 0), ("1.31.0", 6)])
-def test_the_policies_are_for_servers_that_bind_tokens_to_nodes_and_name_the_accounts_of_the_release(
+def test_policies_are_for_servers_that_bind_tokens_to_nodes_and_name_the_releases_accounts(
     version: str, count: int
 ) -> None:
     documents = render(f"--kube-version={version}", "--namespace=agents", values={"leaseNamespace": "leases"})

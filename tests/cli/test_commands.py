@@ -84,7 +84,7 @@ def test_the_version_is_data_too(form: str, said: str) -> None:
     assert run_any("version", "-o", form) == said.replace("V", VERSION)
 
 
-def test_kubectls_plugin_calls_itself_so_and_takes_kubectls_options_on_both_sides(
+def test_kubectls_plugin_calls_itself_so_and_takes_kubectls_options_anywhere(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("RAILCNI_NAME", "kubectl railcni")
@@ -150,9 +150,7 @@ def test_a_kubeconfig_that_the_user_may_not_read_is_named_with_its_option(monkey
 
 
 @pytest.mark.parametrize("given", ["", "no JSON", "[]", "{}", '{"ifname": "lo"}'])
-def test_the_part_of_railcni_test_in_its_pods_tells_a_person_which_command_to_run(
-    given: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_part_of_railcni_test_in_pods_names_the_command_to_run(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(given))
     with pytest.raises(InvalidConfig, match="runs `kubectl railcni test"):
         pair._inside()

@@ -151,9 +151,7 @@ def test_a_node_without_rdma_has_one_fault_that_names_all_modules() -> None:
     assert only(found).remedy.startswith("modprobe -a ib_core ib_uverbs rdma_ucm, and add them")
 
 
-def test_checks_that_were_skipped_for_one_reason_are_told_in_one_row_on_demand(
-    node: MakeNode, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_checks_skipped_for_one_reason_are_told_in_one_row(node: MakeNode, capsys: pytest.CaptureFixture[str]) -> None:
     found = report.examine(node(Machine))
     assert [f.check for f in found.faults] == ["devices"] and any(f.check == "store" for f in found.findings)
     why = "not looked at: first mend the fault of verbs devices"
@@ -243,7 +241,7 @@ def test_of_the_reverse_path_filters_the_larger_one_counts(tmp_path: Path, every
 
 
 @needs_ip
-def test_a_strict_reverse_path_filter_is_judged_by_where_the_kernel_sends_answers(
+def test_a_strict_reverse_path_filter_is_judged_by_where_answers_go(
     namespaces: Callable[[], View],
 ) -> None:
     view = namespaces()
@@ -343,9 +341,7 @@ def test_relaxed_ordering_and_acs_are_read_from_the_configuration_space() -> Non
     (config()[:64], "only root can read it"),
     (config()[:0x60], "the configuration space has no such register"),
 ])  # fmt: skip
-def test_a_register_is_for_root_alone_only_where_the_file_ends_after_64_bytes(
-    space: bytes | None, why: str, tmp_path: Path
-) -> None:
+def test_a_register_is_for_root_alone_if_the_file_has_64_bytes(space: bytes | None, why: str, tmp_path: Path) -> None:
     machine = machines.hgx(tmp_path)
     for address in ("0000:12:01.0", "0000:14:00.0"):
         place = (machine.root / "bus/pci/devices" / address).resolve() / "config"
@@ -567,9 +563,7 @@ def test_plugins_say_whose_they_are_and_their_version_in_whatever_words(tmp_path
     assert only(setup.check_plugins([str(tmp_path / "ours")])).found.startswith(f"railcni, version {VERSION}, CNI")
 
 
-def test_a_plugin_that_answers_too_late_is_unknown_for_a_busy_node_is_not_a_sick_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plugin_that_answers_too_late_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plugin(tmp_path / "macvlan", "exec sleep 60")
     monkeypatch.setattr(setup, "_PLUGIN_SECONDS", 0.2)
     assert levels(setup.check_plugins([str(tmp_path)])) == [UNKNOWN]
@@ -587,7 +581,7 @@ def test_networks_with_faults_or_without_their_plugins_are_named(tmp_path: Path)
     assert any(f.subject.startswith(f"{tmp_path}/20-b.conf:1:") for f in faults)
 
 
-def test_the_store_of_a_flat_file_is_asked_a_slow_one_is_advice_and_one_that_is_not_there_a_fault(
+def test_a_slow_store_of_the_flat_file_is_advice_and_an_absent_one_a_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flat = tmp_path / "whereabouts.conf"
@@ -611,7 +605,7 @@ def test_a_flat_file_that_names_no_store_is_told_with_its_misspelt_keys(tmp_path
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"datastore": "fil"}', '{"datastore": "etcd"}'])
-def test_the_remedy_for_a_wrong_flat_file_is_to_correct_it(
+def test_the_remedy_of_a_wrong_flat_file_is_to_correct_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str
 ) -> None:
     flat = tmp_path / "whereabouts.conf"
@@ -737,7 +731,7 @@ def of_root(another_user: AnotherUser) -> Iterator[Path]:
             yield folder
 
 
-def test_what_root_alone_may_read_is_unknown_to_another_user_with_the_remedy_and_no_fault(
+def test_what_root_alone_may_read_is_unknown_to_others_and_no_fault(
     of_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places = NodePlaces(
@@ -754,7 +748,7 @@ def test_what_root_alone_may_read_is_unknown_to_another_user_with_the_remedy_and
     assert [s.netns for s in facts.sandboxes[:1]] == [""] and "lo" in [i.name for i in facts.sandboxes[0].interfaces]
 
 
-def test_a_namespace_that_another_user_may_not_enter_is_told_with_the_remedy(
+def test_a_namespace_that_a_user_may_not_enter_is_told(
     namespaces: Callable[[], View], another_user: AnotherUser
 ) -> None:
     path = namespaces().path
@@ -765,7 +759,7 @@ def test_a_namespace_that_another_user_may_not_enter_is_told_with_the_remedy(
         sandboxes.find(path, [NamespaceView("", "", ())])
 
 
-def test_the_command_has_exit_code_0_where_nothing_is_wrong_but_what_its_user_may_not_read(
+def test_what_its_user_may_not_read_is_no_reason_for_an_exit_code(
     of_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(report, "CHECKS", [check for check in report.CHECKS if check.name in ("access", "networks")])

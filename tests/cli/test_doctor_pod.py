@@ -259,7 +259,7 @@ def test_a_fault_of_what_the_pod_uses_is_named(fault: str, scene: Scene, monkeyp
     ({"function": "all"}, [(OK, "prepared, rdma/hca_a, all")]),
     ({"function": OTHER, "pod": "u2"}, []),
 ])  # fmt: skip
-def test_a_claim_that_is_as_it_should_be_or_of_another_pod_is_no_fault(
+def test_a_right_claim_or_another_pods_is_no_fault(
     given: dict[str, Any], wanted: list[tuple[str, str]], scene: Scene
 ) -> None:
     scene.claim(**given)
@@ -312,9 +312,7 @@ def test_a_container_without_rdma_cm_is_told_what_fails(scene: Scene) -> None:
     assert "/dev/infiniband/rdma_cm" in [f.healthy for f in scene.findings() if f.level == ADVICE and f.check == "pod"]
 
 
-def test_a_peer_is_asked_with_small_packets_and_with_the_whole_mtu(
-    scene: Scene, namespaces: Callable[[], View]
-) -> None:
+def test_a_peer_is_asked_with_small_packets_and_the_whole_mtu(scene: Scene, namespaces: Callable[[], View]) -> None:
     peer = namespaces()
     with scene.host.rtnl() as ipr:
         lower = ipr.link_lookup(ifname="wire")[0]

@@ -143,9 +143,7 @@ def test_rate_and_firmware_of_active_physical_nics_are_told_with_their_model(tmp
 
 
 @pytest.mark.parametrize(("layer", "given"), [("Ethernet", "vf N mac MAC,"), ("InfiniBand", "vf N node_guid GUID")])
-def test_a_device_without_a_node_guid_is_a_fault_and_one_of_software_is_not(
-    tmp_path: Path, layer: str, given: str
-) -> None:
+def test_a_nic_without_a_node_guid_is_a_fault_and_software_is_not(tmp_path: Path, layer: str, given: str) -> None:
     rails = Rails(tmp_path, 2, node_guid="0000:0000:0000:0000", link_layer=layer)
     rails.tree.netdev("eth0")
     rails.tree.verbs("rxe0", netdev="eth0", node_guid="0000:0000:0000:0000")
@@ -176,9 +174,7 @@ GOOD: dict[str, Any] = {"pfc": (3,), "trust": "dscp", "ecn": (3,), "classes": RO
     ({"trust": "pcp", "ecn": ()}, ["packets are marked by DSCP", "without ECN on"]),
     ({"pfc": EIGHT, "ecn": ()}, ["a pause of RoCE", "without ECN on"]),
 ])  # fmt: skip
-def test_settings_that_do_not_go_together_are_advice_each_with_its_remedy(
-    changes: dict[str, Any], words: list[str]
-) -> None:
+def test_settings_that_do_not_go_together_are_advice_with_a_remedy(changes: dict[str, Any], words: list[str]) -> None:
     found = list(ports.check_congestion({"ens2f0": Congestion(**(GOOD | changes))}))
     assert [one.level for one in found] == [ADVICE] * len(words) or [OK]
     for one, said in zip(found, words, strict=False):
@@ -191,9 +187,7 @@ def test_settings_that_do_not_go_together_are_advice_each_with_its_remedy(
     ({"trust": ""}, "ionic", "nicctl"),
     ({"pfc": None, "ecn": None, "trust": ""}, "ice", "dcb pfc show dev ens2f0"),
 ])  # fmt: skip
-def test_what_the_kernel_does_not_tell_is_unknown_with_the_vendors_command(
-    changes: dict[str, Any], driver: str, tool: str
-) -> None:
+def test_untold_settings_are_unknown_with_the_vendors_command(changes: dict[str, Any], driver: str, tool: str) -> None:
     (found,) = ports.check_congestion({"ens2f0": Congestion(**(GOOD | changes), driver=driver, pci="0000:3b:00.0")})
     assert (found.level, tool in found.found) == (UNKNOWN, True), found
 
@@ -225,9 +219,7 @@ def test_a_driver_without_dcb_says_nothing(namespaces: Callable[[], View], tmp_p
     ("ConnectX with a virtual function without a GUID", 1), ("ConnectX with a subfunction", 1),
     ("ConnectX as a bond with a virtual function of its second port", 2),
 ])  # fmt: skip
-def test_the_settings_of_a_virtual_function_or_subfunction_are_those_of_its_card(
-    tmp_path: Path, card: str, ports: int
-) -> None:
+def test_the_settings_of_a_virtual_or_subfunction_are_those_of_its_card(tmp_path: Path, card: str, ports: int) -> None:
     machine = Machine(tmp_path)
     CARDS[card].make(machine)
     facts = NodeFacts(NodePlaces(sys=str(machine.tree), live=False))

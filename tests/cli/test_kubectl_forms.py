@@ -98,7 +98,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
     return steps
 
 
-def test_w_prints_the_head_once_and_then_only_rows_that_are_new_or_changed(
+def test_w_prints_the_head_once_and_then_changed_rows(
     found: list[dict[str, Any]], steps: list[Callable[[], object]]
 ) -> None:
     steps += [
@@ -110,7 +110,7 @@ def test_w_prints_the_head_once_and_then_only_rows_that_are_new_or_changed(
     assert lines == ["NETWORK INTERFACE", *first, "rdma-net net9", "rdma-net net2"]
 
 
-def test_w_prints_new_objects_alone_and_says_that_there_is_none_once(
+def test_w_prints_new_objects_alone_and_once_that_none_is(
     found: list[dict[str, Any]], steps: list[Callable[[], object]]
 ) -> None:
     first = found.pop()

@@ -334,7 +334,7 @@ ALL_RAILS: dict[str, Any] = {
     ({}, {"master": "eth_r0"}, {"master"}),
     ({}, {"ipam": {**ALL_RAILS["ipam"], "range": "192.168.1.0/24"}}, {"ipam.range"}),
 ])  # fmt: skip
-def test_one_network_for_all_rails_names_a_nic_and_a_range_for_each_and_no_others(
+def test_one_network_for_all_rails_names_nics_and_ranges(
     key: dict[str, Any], more: dict[str, Any], found: set[str]
 ) -> None:
     network = {**ALL_RAILS, **more, "rail": {**ALL_RAILS["rail"], **key}}
@@ -595,9 +595,7 @@ def test_a_host_of_a_store_needs_the_permission_of_the_nodes(tmp_path: Path) -> 
         {"range": "192.168.111.0/24", "gatewy": "192.168.111.1"},
     ]}}, ["rail.ranges[0].gatewy"], ['write "gateway"']),
 ])  # fmt: skip
-def test_an_unknown_key_is_found_in_an_object_of_an_object(
-    change: dict[str, Any], keys: list[str], fix: list[str]
-) -> None:
+def test_an_unknown_key_is_found_in_an_inner_object(change: dict[str, Any], keys: list[str], fix: list[str]) -> None:
     found = of({**GOOD, **change})
     assert [(f.key, f.severity, f.fix) for f in found] == [(k, "warning", f) for k, f in zip(keys, fix, strict=True)]
 
@@ -670,7 +668,7 @@ def test_a_fault_of_the_flat_file_names_that_file(tmp_path: Path, content: str |
     ({"mtu": -1, "shard": 3}, ["-1: want 0 or more", "is no key here"]),
     ({"subnet": "192.168.0.0/24"}, ["overlaps 192.168.0.0/24 of rail 0"]),
 ])  # fmt: skip
-def test_a_plan_of_rails_has_the_faults_that_its_own_command_refuses(
+def test_a_plan_of_rails_has_its_commands_faults(
     tmp_path: Path, form: str, changes: dict[str, Any], told: list[str]
 ) -> None:
     plan = yaml.safe_load((CONF / "examples/rails-8.yaml").read_text()) | changes

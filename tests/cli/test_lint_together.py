@@ -164,9 +164,7 @@ def told(*documents: Any) -> list[tuple[str, str, str]]:
         [("warning", "spec.ipam.range", "10.0.0.0/25 overlaps with 10.0.0.0/24 of the network a")],
     ),
 ])  # fmt: skip
-def test_what_several_documents_or_an_operators_resource_show_is_told(
-    documents: tuple[Any, ...], findings: list[tuple[str, str, str]]
-) -> None:
+def test_documents_are_judged_together(documents: tuple[Any, ...], findings: list[tuple[str, str, str]]) -> None:
     found = [f for f in told(*documents) if f[1] != "cniVersion"]
     assert [(severity, key) for severity, key, _ in found] == [(severity, key) for severity, key, _ in findings], found
     assert all(words in message for (_, _, message), (_, _, words) in zip(found, findings, strict=True)), found
@@ -254,9 +252,7 @@ NEEDS = "the network a needs a device of rdma/hca, and the pod"
      f"{NEEDS} claims nics (intel.com/vf)"),
     (["example-com-vf"], [config_map({"resourceList": [VFS]})], f"{NEEDS} claims example-com-vf"),
 ])  # fmt: skip
-def test_a_claim_of_another_resource_than_the_networks_is_found(
-    classes: list[str], more: list[dict[str, Any]], message: str
-) -> None:
+def test_a_claim_of_another_resource_is_found(classes: list[str], more: list[dict[str, Any]], message: str) -> None:
     findings = told(asking(nad("a"), "rdma/hca"), *more, *claiming("it", *classes))
     assert [text for _, _, text in findings] == ([message] if message else [])
 

@@ -134,7 +134,7 @@ def test_a_pod_without_a_gid_is_told_what_it_has_instead(node: Node) -> None:
     ("device", "netdev", "kind"),
     [("irdma0", "ens0f0", {"node_type": "4: RNIC"}), ("rdmap16s25", "", {"link_layer": "Unknown"})],
 )
-def test_a_pod_of_iwarp_or_efa_is_told_that_nccl_does_not_use_it_by_itself(
+def test_nccl_does_not_use_iwarp_or_efa_by_itself(
     tmp_path: Path, device: str, netdev: str, kind: dict[str, str]
 ) -> None:
     machine = machines.Machine(tmp_path)

@@ -67,7 +67,7 @@ def test_the_keys_that_a_runtime_reads_of_a_plugin_match_without_regard_to_case(
     ({"cniVersion": "0.4.0", "cniVersions": ["1.1.0", "0.3.1"]}, ("0.3.1", "0.4.0", "1.1.0")),
     ({"cniVersions": ["2.0.0", "1.0.0"]}, ("1.0.0",)),
 ])  # fmt: skip
-def test_a_network_may_be_used_in_every_version_that_it_names(
+def test_a_network_is_of_every_version_it_names(
     tmp_path: Path, keys: dict[str, Any], versions: tuple[str, ...]
 ) -> None:
     assert only(written(tmp_path, "a.conflist", {"name": "n", "plugins": [{"type": "x"}], **keys})).versions == versions

@@ -137,9 +137,7 @@ def test_what_is_rendered_has_no_error_for_the_lint(tmp_path: Path) -> None:
      (resource("MacvlanNetworks"), "kind", "want MacvlanNetwork"),
      ({**resource("MacvlanNetwork"), "apiVersion": "mellanox.com/v1"}, "apiVersion", "want mellanox.com/v1alpha1")],
 )  # fmt: skip
-def test_a_bad_resource_is_told_with_its_key_and_makes_no_nad(
-    tmp_path: Path, document: Any, key: str, message: str
-) -> None:
+def test_a_bad_resource_is_told_and_makes_no_nad(tmp_path: Path, document: Any, key: str, message: str) -> None:
     nads, findings = rendered(tmp_path, document)
     assert nads == []
     assert [(f.key, message in f.message) for f in findings] == [(key, True)]

@@ -130,7 +130,7 @@ def test_what_is_no_terminal_gets_one_line_a_row() -> None:
     assert len(out.getvalue().splitlines()) == 2
 
 
-def test_details_that_only_repeat_the_message_of_an_ipam_plugin_are_left_out(
+def test_details_that_only_repeat_an_ipam_plugins_message_are_left_out(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     _print(PluginFailed("macvlan", "ADD", "whereabouts: ipam.range is wrong", "ipam.range is wrong", 7))

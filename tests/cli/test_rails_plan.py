@@ -104,9 +104,7 @@ def test_the_device_plugins_take_the_resources_and_ours_has_a_config_map_of_its_
     ({"type": "sriov", "numVfs": 8, "master": None, "pci": ["0000:18:00.0", "0000:3b:00.0"]},
      {"rootDevices": ["0000:18:00.0#0-7", "0000:3b:00.0#0-7"], "isRdma": True}, ["0000:18:00.0", "0000:3b:00.0"]),
 ])  # fmt: skip
-def test_one_network_and_one_resource_are_all_rails(
-    changes: dict[str, Any], selectors: dict[str, Any], nics: list[str]
-) -> None:
+def test_one_network_and_resource_for_all(changes: dict[str, Any], selectors: dict[str, Any], nics: list[str]) -> None:
     both = {"group": "gpu_a", "gateway": 254, "exclude": [20], "base": 5, "mtu": 9000, "shared": 50}
     both["subnet"] = ["192.168.{rail}.0/24", "fd00:{rail:x}::/64"]
     objects = command.objects(*rails(**both, **changes, oneNetwork=True), True)

@@ -52,9 +52,7 @@ def test_the_port_below_a_vlan_is_found(roce: str) -> None:
     assert rdma_sysfs.ports_of_netdev("lo", roce) == []
 
 
-def test_doctor_finds_nothing_wrong_there_but_the_device_nodes_that_were_not_recorded(
-    roce: str, tmp_path: Path
-) -> None:
+def test_doctor_finds_nothing_wrong_there_but_the_device_nodes_not_recorded(roce: str, tmp_path: Path) -> None:
     rest = {name: str(tmp_path / name) for name in ("proc", "dev", "state", "cache", "networks", "plugins")}
     plugins = (rest.pop("plugins"),)
     found = report.examine(NodeFacts(NodePlaces(sys=roce, plugins=plugins, live=False, **rest)))
@@ -90,9 +88,7 @@ def names(root: str, folder: str) -> set[str]:
     return {re.sub(r"/\d+", "/N", f"/{file.relative_to(top)}") for file in top.rglob("*") if not file.is_dir()}
 
 
-def test_trees_built_by_code_have_no_file_of_a_verbs_device_netdev_or_card_that_the_kernel_has_not(
-    roce: str, sriov: str, tmp_path: Path
-) -> None:
+def test_trees_built_by_code_have_no_file_that_the_kernel_has_not(roce: str, sriov: str, tmp_path: Path) -> None:
     soft = machines.soft(tmp_path / "soft").root
     hgx = machines.hgx(tmp_path / "hgx").root
     tree = Tree(tmp_path / "tree")

@@ -185,7 +185,7 @@ def test_the_schema_of_an_extra_has_the_keys_that_its_reader_asks_for_and_no_oth
         assert {*properties(plugin, name)} == inner.names
 
 
-def test_the_schema_of_the_chained_rdma_and_of_whereabouts_have_the_keys_that_are_asked_for(
+def test_the_schemas_of_rdma_and_whereabouts_have_the_keys_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     document = Asked({})

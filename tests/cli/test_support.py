@@ -175,7 +175,7 @@ def check_index(inside: dict[str, str], said: str) -> None:
     assert all(f"not in the bundle: {name}:" in said for name in missing)
 
 
-def test_a_log_that_was_named_and_is_not_there_is_told(
+def test_a_named_log_that_is_absent_is_told(
     node: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target, code = run(node, monkeypatch, "--log", "/no/file.log")
@@ -184,7 +184,7 @@ def test_a_log_that_was_named_and_is_not_there_is_told(
     assert "railcni: not in the bundle: logs/no_file.log: No such file or directory\n" in capsys.readouterr().err
 
 
-def test_a_node_without_anything_still_has_a_bundle(
+def test_an_empty_node_has_a_bundle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(report, "examine", lambda _: 1 / 0)

@@ -26,9 +26,7 @@ def records(tmp_path: Path) -> Records:
     return Records(str(tmp_path / "state"), Log())
 
 
-def test_a_record_reads_back_with_its_attachment_and_boot_and_is_gone_when_it_was_removed(
-    records: Records, tmp_path: Path
-) -> None:
+def test_a_record_reads_back_with_its_attachment_and_boot_until_removed(records: Records, tmp_path: Path) -> None:
     records.remove(NET1, "link")
     records.write(NET1, "link", {"netns": "/run/netns/pod1"})
     for path in [tmp_path / "state", *(tmp_path / "state").rglob("*")]:
@@ -59,9 +57,7 @@ def test_records_are_listed_by_network_container_and_part(records: Records) -> N
     assert {(a, part) for a, part, _ in records.all()} == {(a, part) for a in known for part in ("ipam", "link")}
 
 
-def test_of_many_records_those_alone_are_parsed_that_hold_a_text(
-    records: Records, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_many_records_those_with_a_text_are_parsed_alone(records: Records, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every ADD over AddressLeases looks for a former sandbox of its pod: a node has hundreds of records."""
     for number in range(20):
         records.write(Attachment("rdma", f"c{number}", "net1"), "ipam", {"pod": ["ns", f"pöd-{number}", ""]})
@@ -200,9 +196,7 @@ LISTINGS: dict[str, Callable[[Records], list[Any] | None]] = {
 
 
 @pytest.mark.parametrize("listing", LISTINGS)
-def test_a_record_of_a_newer_format_is_passed_by_in_listings_and_named_once(
-    state: str, listing: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_newer_record_is_passed_by_in_listings(state: str, listing: str, capfd: pytest.CaptureFixture[str]) -> None:
     before, records = files_of(state), Records(state, Log())
     for _ in range(2):
         assert LISTINGS[listing](records) == [OTHER]

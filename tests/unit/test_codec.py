@@ -55,9 +55,7 @@ def test_what_is_not_json_or_not_bearable_is_refused(text: bytes) -> None:
 @pytest.mark.parametrize("depth", [99, 100, 101])
 @pytest.mark.parametrize(("opening", "closing"), [(b"[", b"]"), (b'{"a": ', b"}")])
 @pytest.mark.parametrize("innermost", [b"", b"1"])
-def test_a_hundred_levels_are_read_and_one_more_is_too_much(
-    depth: int, opening: bytes, closing: bytes, innermost: bytes
-) -> None:
+def test_a_hundred_levels_are_read_and_no_more(depth: int, opening: bytes, closing: bytes, innermost: bytes) -> None:
     text = opening * (depth - 1) + b"[" + innermost + b"]" + closing * (depth - 1)
     if depth <= 100:
         assert codec.loads(codec.dumps(codec.loads(text)).encode()) == json.loads(text)

@@ -186,9 +186,7 @@ def of_pci(address: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("there", [None, "", "{", "[]", '{"type": 5}', '{"type": "pci", "pci": []}'])
-def test_the_file_is_whole_and_takes_the_place_of_what_describes_nothing(
-    tmp_path: Path, records: Records, there: str | None
-) -> None:
+def test_the_file_replaces_what_describes_nothing(tmp_path: Path, records: Records, there: str | None) -> None:
     path = tmp_path / "devinfo/cni/net1.json"
     if there is not None:
         path.parent.mkdir(parents=True)
@@ -256,9 +254,7 @@ def test_a_file_is_overwritten_and_removed_for_its_own_attachment_alone(
         assert json.loads(path.read_text()) == theirs
 
 
-def test_a_file_that_cannot_be_written_is_named_and_there_is_nothing_to_remove(
-    tmp_path: Path, records: Records
-) -> None:
+def test_a_file_that_cannot_be_written_is_named_and_nothing_to_remove(tmp_path: Path, records: Records) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(IoFailure, match=r"file/net1\.json cannot be written"):
         deviceinfo.write(str(tmp_path / "file/net1.json"), DESCRIBED, ME, Log())

@@ -110,9 +110,7 @@ MARK = {"alias": "ens2f0"}
         "a pair within the sandbox with the index of the device",
     ],
 )  # fmt: skip
-def test_a_virtual_device_is_known_in_a_sandbox_by_its_index_or_by_more_than_one_sign(
-    found: dict[str, Any], known: bool
-) -> None:
+def test_a_virtual_device_is_known_there_by_its_index_or_by_several_signs(found: dict[str, Any], known: bool) -> None:
     remembered = devices.identity_of(link(**VETH))
     candidate = link(**VETH | found)
     assert (devices.known_again(remembered, [candidate], away=True) is candidate) is known
@@ -176,9 +174,7 @@ _SEEN = st.fixed_dictionaries(
 
 
 @given(_SEEN, _SEEN)
-def test_a_record_of_a_device_of_hardware_holds_one_of_the_signs_by_which_it_is_looked_for(
-    then: dict[str, Any], now: dict[str, Any]
-) -> None:
+def test_a_record_of_hardware_holds_a_sign_by_which_it_is_looked_for(then: dict[str, Any], now: dict[str, Any]) -> None:
     remembered, device = devices.identity_of(link(**then)), link(**now)
     signs = devices.signs_of(device)
     if signs and devices.is_same(remembered, device):

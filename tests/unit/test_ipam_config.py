@@ -376,9 +376,7 @@ def test_a_block_with_one_other_key_of_etcd_must_bring_all_that_the_flat_file_ha
 
 @pytest.mark.parametrize("name", OWN_ETCD)
 @pytest.mark.parametrize("command", ATTACHED)
-def test_what_was_attached_with_one_other_key_is_read_key_by_key_but_counts_as_borrowed(
-    name: str, command: str
-) -> None:
+def test_what_was_attached_with_one_other_key_is_read_key_by_key_as_borrowed(name: str, command: str) -> None:
     flat = dict(OWN_ETCD)
     if name == "etcd_host":
         del flat["etcd_password"]  # else it was refused before
@@ -598,9 +596,7 @@ def test_the_networks_own_values_and_the_administrators_are_told(tmp_path: Path)
     ({"datastore": "file"}, {}, ""), ({}, {INSTALLED: {"datastore": "file"}}, ""), ({"etcd_host": "e:2379"}, {}, ""),
     ({}, {INSTALLED: {"kubernetes": {"kubeconfig": "/k"}}}, ""),
 ])  # fmt: skip
-def test_a_configuration_that_no_pod_of_kubernetes_can_use_says_why(
-    block: dict[str, Any], files: dict[str, Any], told: str, command: str
-) -> None:
+def test_what_no_pod_can_use_says_why(block: dict[str, Any], files: dict[str, Any], told: str, command: str) -> None:
     unnamed = config_of({**RANGE, **block}, files=files, command=command).unnamed
     assert told in (f"{unnamed} {unnamed.details}" if unnamed else "") and bool(told) == bool(unnamed)
 
@@ -704,15 +700,13 @@ def test_all_faults_are_told_at_once_and_no_password() -> None:
     ({**RANGE, "requested_addresses": 2}, "IP=10.0.0.7,10.0.0.8", 2),
     ({"ipRanges": [{"range": "fd00::/64"}, {"range": "fd01::/64"}, {"range": "fd02::/64"}]}, "", 3),
 ])  # fmt: skip
-def test_a_version_that_holds_one_address_of_a_family_refuses_two(
-    version: str, block: dict[str, Any], args: str, count: int
-) -> None:
+def test_a_version_with_one_address_refuses_two(version: str, block: dict[str, Any], args: str, count: int) -> None:
     msg = refusal(block, args=args, version=version)
     assert f"this attachment gets {count}: want 0.3.0 or newer" in msg
     config_of(block, args=args, version="0.3.0")
 
 
-def test_a_version_that_holds_one_address_of_a_family_takes_one_of_each() -> None:
+def test_a_version_with_one_address_of_a_family_takes_one_of_each() -> None:
     config_of({**RANGE, "ipRanges": [{"range": "fd00::/64"}]}, args="IP=10.0.0.7", version="0.2.0")
 
 

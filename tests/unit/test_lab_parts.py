@@ -61,9 +61,7 @@ def test_a_failure_and_a_second_death_make_the_exit_code_and_a_first_death_does_
     assert "ok       a (1 s)" in shown and "seen" in shown and "Kernel panic" in shown
 
 
-def test_a_brief_report_shows_what_a_test_saw_only_when_it_failed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_brief_report_shows_what_a_failed_test_saw(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     follower = Report(brief=True).follow(tmp_path / "results", set())
     lines: list[dict[str, object]] = []
     for name, outcome in (("a", "passed"), ("b", "failed")):

@@ -71,7 +71,7 @@ def test_what_the_store_says_of_the_owner_is_brought_up_to_date(field: str) -> N
     (("other", "a", ""), ("ns", "a", ""), False), (("", "", ""), ("", "", ""), False),
     (("ns", "", "u1"), ("ns", "", "u1"), False),
 ])  # fmt: skip
-def test_one_pod_is_one_namespace_and_name_and_not_two_known_uids(
+def test_a_pod_is_one_name_and_not_two_known_uids(
     old: tuple[str, str, str], new: tuple[str, str, str], same: bool
 ) -> None:
     held = lease(5, owner("old", old))

@@ -93,9 +93,7 @@ def test_the_bytes_of_a_file_are_separate_locks_of_the_open_file(opened: Callabl
 
 
 @pytest.mark.parametrize("due", [30, 0.1], ids=["later", "during the wait"])
-def test_the_former_alarm_and_its_handler_are_put_back_and_one_that_was_due_rings_then(
-    opened: Callable[[], int], due: float
-) -> None:
+def test_the_former_alarm_is_put_back_and_one_that_was_due_rings_then(opened: Callable[[], int], due: float) -> None:
     holder, waiter = opened(), opened()
     rings: list[int] = []
     former = signal.signal(signal.SIGALRM, lambda number, frame: rings.append(number))

@@ -55,7 +55,7 @@ def test_host_bits_of_a_range_are_dropped() -> None:
     ("fd00::/126", "fd00::1", "fd00::2", 2), ("fd00::/127", "fd00::", "fd00::1", 2),
     ("fd00::7/128", "fd00::7", "fd00::7", 1),
 ])  # fmt: skip
-def test_the_first_and_last_address_of_a_cidr_are_left_out_unless_it_has_no_others(
+def test_the_first_and_last_address_are_left_out_if_there_are_others(
     cidr: str, first: str, last: str, size: int
 ) -> None:
     rng = a_range(cidr)

@@ -142,9 +142,7 @@ def test_the_default_master_is_the_netdev_of_the_allocated_device(tmp_path: Path
     ("0000:3b:00.2", {"0000:3b:00.2", "0000:3b:00.0", "ens2f0"}),
     ("rxe0-12", {"rxe0", "ens3f0"}), ("5", {"5"}),
 ])  # fmt: skip
-def test_a_nic_has_the_names_of_the_physical_function_of_its_virtual_ones(
-    tmp_path: Path, device: str, names: set[str]
-) -> None:
+def test_a_virtual_nic_has_the_names_of_its_physical_function(tmp_path: Path, device: str, names: set[str]) -> None:
     tree = Tree(tmp_path)
     tree.netdev("ens2f0", pci="0000:3b:00.0")
     tree.pci("0000:3b:00.2", physical="0000:3b:00.0")

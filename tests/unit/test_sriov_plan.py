@@ -89,7 +89,7 @@ def test_a_log_file_where_the_node_allows_none_is_told_and_not_written(capfd: py
      ({"spoofchk": "off", "trust": "on", "link_state": "enable"}, {"spoofchk": "off", "trust": "on", "link_state": "enable"})],
     ids=json.dumps,
 )  # fmt: skip
-def test_only_what_is_configured_is_set_and_with_upstreams_defaults(
+def test_only_what_is_configured_is_set_with_upstreams_defaults(
     config: dict[str, Any], settings: dict[str, Any]
 ) -> None:
     config_read, faults = read(**config)
@@ -179,7 +179,7 @@ def test_the_document_of_a_device_that_was_given_back_says_so() -> None:
     assert not sriov.load(planned(facts()).document()).returned
 
 
-def test_no_setting_of_a_vf_is_reset_while_it_is_in_a_sandbox_that_cannot_be_found(
+def test_no_setting_of_a_vf_is_reset_while_it_is_in_a_lost_sandbox(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its VLAN keeps it apart from others as long as it lives."""

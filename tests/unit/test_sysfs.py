@@ -118,9 +118,7 @@ def test_the_boot_has_a_uuid_that_stays() -> None:
     assert str(uuid.UUID(node.boot_id())) == node.boot_id()
 
 
-def test_copies_of_one_image_on_two_machines_are_two_machines_and_a_machine_stays_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copies_of_one_image_are_two_machines_that_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = tmp_path / "machine-id", tmp_path / "product_uuid"
     monkeypatch.setattr(node, "_MACHINE", tuple(map(str, told)))
     assert node.machine_id() == ""
@@ -142,9 +140,7 @@ def test_the_host_name_is_that_of_the_machine() -> None:
 
 
 @pytest.mark.parametrize("call", ["listdir", "readlink", "stat"])
-def test_a_device_that_cannot_be_read_is_not_called_missing(
-    root: str, call: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_device_is_not_called_missing(root: str, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a DEL without memory would leave a VF's settings, and call a device vanished that is in a lost sandbox."""
 
     def refused(*_: object, **__: object) -> None:
