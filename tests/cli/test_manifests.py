@@ -14,22 +14,25 @@ from cni import VERSION
 from cni.cli import main as command
 from cni.resources.containers import CDI_FOLDER, INFO_FOLDER
 from cni.shared.records import STATE
-from tests.cli.test_conf import CONF, MANIFESTS, RBAC
+from tests.cli.test_conf import CONF, MANIFESTS
 from tests.tools import kustomized, needs_kubectl
 
 FOLDER = CONF / "kubernetes"
 
 
+RESTRICTED = {
+    "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
+}  # fmt: skip
+
+
 def read(name: str) -> dict[str, Any]:
-    document: dict[str, Any] = yaml.safe_load((FOLDER / name).read_text())
-    return document
+    return dict(yaml.safe_load((FOLDER / name).read_text()))
 
 
 @pytest.fixture
 def pod() -> dict[str, Any]:
     """The pod of the DaemonSet."""
-    found: dict[str, Any] = read("daemonset.yaml")["spec"]["template"]["spec"]
-    return found
+    return dict(read("daemonset.yaml")["spec"]["template"]["spec"])
 
 
 def containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
@@ -49,25 +52,25 @@ def test_the_image_is_one_value_for_all_containers(pod: dict[str, Any]) -> None:
     assert image["newTag"] == VERSION
 
 
-def test_the_daemon_set_selects_its_own_pods(pod: dict[str, Any]) -> None:
+def test_every_node_is_served_in_steps_by_pods_with_bounded_memory_that_no_cpu_limit_throttles(
+    pod: dict[str, Any],
+) -> None:
     spec = read("daemonset.yaml")["spec"]
     assert spec["selector"]["matchLabels"].items() <= spec["template"]["metadata"]["labels"].items()
     assert pod["serviceAccountName"] == read("serviceaccount.yaml")["metadata"]["name"]
-
-
-def test_every_node_is_served_and_a_rollout_goes_in_steps(pod: dict[str, Any]) -> None:
     assert pod["tolerations"] == [{"operator": "Exists"}]
     assert pod["nodeSelector"] == {"kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
-    assert read("daemonset.yaml")["spec"]["updateStrategy"]["type"] == "RollingUpdate"
+    assert spec["updateStrategy"]["type"] == "RollingUpdate"
+    for container in containers(pod):
+        assert set(container["resources"]["requests"]) == {"cpu", "memory"}
+        assert set(container["resources"]["limits"]) == {"memory"}
 
 
 def test_no_right_is_asked_for_but_to_be_root_and_to_write_three_folders(pod: dict[str, Any]) -> None:
     assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
     assert pod["securityContext"] == {"runAsUser": 0, "runAsGroup": 0, "seccompProfile": {"type": "RuntimeDefault"}}
     for container in containers(pod):
-        assert container["securityContext"] == {
-            "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
-        }  # fmt: skip
+        assert container["securityContext"] == RESTRICTED
     assert pod["automountServiceAccountToken"] is False
     assert read("serviceaccount.yaml")["automountServiceAccountToken"] is False
     paths = {v["hostPath"]["path"] for v in pod["volumes"] if "hostPath" in v}
@@ -77,12 +80,6 @@ def test_no_right_is_asked_for_but_to_be_root_and_to_write_three_folders(pod: di
     assert {m["mountPath"] for m in agent["volumeMounts"] if not m.get("readOnly")} == writable
     (install,) = pod["initContainers"]
     assert "token" not in {m["name"] for m in install["volumeMounts"]}
-
-
-def test_memory_is_bounded_and_no_cpu_limit_throttles_the_start(pod: dict[str, Any]) -> None:
-    for container in containers(pod):
-        assert set(container["resources"]["requests"]) == {"cpu", "memory"}
-        assert set(container["resources"]["limits"]) == {"memory"}
 
 
 def test_the_arguments_are_those_of_the_command_and_mean_the_mounted_folders(pod: dict[str, Any]) -> None:
@@ -131,11 +128,6 @@ def test_the_columns_of_an_address_lease_tell_a_lease_from_a_note() -> None:
         assert path == ".metadata.creationTimestamp" or path.split(".")[2] in known
 
 
-def test_no_manifest_but_of_rights_has_a_second_document() -> None:
-    for name in sorted(MANIFESTS - RBAC):
-        assert len(list(yaml.safe_load_all(Path(CONF, name).read_text()))) == 1
-
-
 @needs_kubectl
 def test_kubectl_renders_them_with_the_image_in_all_containers() -> None:
     documents = kustomized(Path(FOLDER))
@@ -145,11 +137,8 @@ def test_kubectl_renders_them_with_the_image_in_all_containers() -> None:
     assert set(rendered) == {"Namespace", "ServiceAccount", "DaemonSet", "CustomResourceDefinition", *bound, *policies}
     accounts = {(d["metadata"]["namespace"], d["metadata"]["name"]) for d in documents if d["kind"] == "ServiceAccount"}
     subjects = [subject for d in documents if d["kind"].endswith("RoleBinding") for subject in d["subjects"]]
-    assert (
-        {(s["namespace"], s["name"]) for s in subjects}
-        == accounts
-        == {("kube-system", "railcni"), ("railcni", "railcni")}
-    )
+    known = {("kube-system", "railcni"), ("railcni", "railcni")}
+    assert {(s["namespace"], s["name"]) for s in subjects} == accounts == known
     found = {c["image"] for c in containers(rendered["DaemonSet"]["spec"]["template"]["spec"])}
     (image,) = read("kustomization.yaml")["images"]
     assert found == {f"{image['newName']}:{image['newTag']}"}
@@ -173,7 +162,5 @@ def test_the_container_of_the_dra_driver_has_the_folders_that_its_command_uses_a
     assert {CDI_FOLDER, INFO_FOLDER, STATE} <= {*hosts.values()}
     writable = {m["name"] for m in container["volumeMounts"] if not m.get("readOnly")}
     assert writable == {"plugins", "plugins-registry", "cdi", "device-info", "state"}  # of the last only the locks
-    assert container["securityContext"] == {
-        "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
-    }  # fmt: skip
+    assert container["securityContext"] == RESTRICTED
     assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)

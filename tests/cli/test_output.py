@@ -41,11 +41,6 @@ def shown(columns: int, row: tuple[str, ...], patch: pytest.MonkeyPatch, least: 
     return re.sub(r"\x1b\[[\d;]*m", "", out.getvalue())
 
 
-def test_sentences_are_wrapped_to_the_width_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = shown(40, ("fault", SENTENCE), monkeypatch).splitlines()[1:]
-    assert len(lines) > 2 and max(map(len, lines)) <= 40
-
-
 @pytest.mark.parametrize(("columns", "least", "heads", "left"), [
     (80, (), ["C0", "C1", "C2", "C3"], ""), (50, (), ["C0", "C1", "C3"], "c2"), (50, ("c1",), ["C0", "C2", "C3"], "c1"),
     (30, (), ["C0", "C3"], "c1, c2"),

@@ -17,27 +17,24 @@ from tests import machines
 from tests.blackbox.command import run_any
 from tests.view import View
 
-POD = NamespaceView(
-    "/run/netns/a", "default/pod-1", (SandboxInterface("net1", "macvlan", 9000, True, ("192.168.111.1", "fe80::1")),)
-)
-OTHER = NamespaceView(
-    "/run/netns/b", "default/pod-2", (SandboxInterface("net1", "macvlan", 9000, True, ("192.168.111.2",)),)
-)
+
+def box(number: int, name: str = "net1", *more: str) -> NamespaceView:
+    """The namespace of pod default/pod-N, with the address 192.168.111.N on the link of this name."""
+    link = SandboxInterface(name, "macvlan", 9000, True, (f"192.168.111.{number}", *more))
+    return NamespaceView(f"/run/netns/{number}", f"default/pod-{number}", (link,))
+
+
+POD = box(1, "net1", "fe80::1")
 
 
 def test_ibdev2netdev_has_a_line_for_each_netdev_up_where_it_has_carrier(tmp_path: Path) -> None:
-    machines.hgx(tmp_path)
-    lines = list(views.ibdev2netdev(inventory.read(root=str(tmp_path))))
-    assert lines[0] == "mlx5_0 port 1 ==> ens0f0np0 (Up)"
-    assert lines[8] == "mlx5_8 port 1 ==> ens9f0np0 (Down)"
-    assert len(lines) == 9
-
-
-def test_ibdev2netdev_goes_by_the_carrier_of_the_netdev_not_by_the_state_of_the_port(tmp_path: Path) -> None:
-    machine = machines.Machine(tmp_path)
+    machines.hgx(tmp_path / "hgx")
+    lines = list(views.ibdev2netdev(inventory.read(root=str(tmp_path / "hgx"))))
+    assert (lines[0], lines[8:]) == ("mlx5_0 port 1 ==> ens0f0np0 (Up)", ["mlx5_8 port 1 ==> ens9f0np0 (Down)"])
+    machine = machines.Machine(tmp_path / "other")
     machine.netdev("ens2f0")
-    machine.verbs("mlx5_0", netdev="ens2f0", **machines.DOWN)
-    assert list(views.ibdev2netdev(inventory.read(root=str(tmp_path)))) == ["mlx5_0 port 1 ==> ens2f0 (Up)"]
+    machine.verbs("mlx5_0", netdev="ens2f0", **machines.DOWN)  # the state of the port does not count
+    assert list(views.ibdev2netdev(inventory.read(root=str(machine)))) == ["mlx5_0 port 1 ==> ens2f0 (Up)"]
 
 
 def test_a_port_says_its_device_netdev_pci_function_and_numa_node(tmp_path: Path) -> None:
@@ -45,12 +42,6 @@ def test_a_port_says_its_device_netdev_pci_function_and_numa_node(tmp_path: Path
     (row,) = [r for r in views.port_rows(inventory.read(root=str(tmp_path))) if r[0] == "mlx5_5"]
     said = ("mlx5_5", 1, "ens5f0np0", "0000:64:00.0", 1, "ACTIVE", "400 Gb/s", "Ethernet", 9000, 4096)
     assert row == (*said, "1/3")
-
-
-def test_the_roce_mtu_is_the_largest_that_fits_the_netdev(tmp_path: Path) -> None:
-    machines.hgx(tmp_path)
-    (port,) = [p for p in inventory.ports(inventory.read(root=str(tmp_path))) if p.device == "mlx5_8"]
-    assert (port.mtu, port.roce_mtu) == (1500, 1024)
 
 
 def test_the_netdev_of_a_bond_is_the_bond_and_a_vlan_has_gids_of_its_own(tmp_path: Path) -> None:
@@ -69,20 +60,11 @@ def test_an_infiniband_port_has_no_roce_mtu_and_gids_of_type_ib(tmp_path: Path) 
     assert device["pciAddress"] == "0000:3b:00.0"
 
 
-def test_a_machine_without_rdma_has_no_devices(tmp_path: Path) -> None:
-    assert inventory.read(root=str(tmp_path)) == []
-
-
 def test_a_gid_belongs_to_the_pod_that_has_its_address_on_a_link_of_that_name(tmp_path: Path) -> None:
     machines.soft(tmp_path)
-    rows = views.gid_rows(inventory.read([POD, OTHER], str(tmp_path)))
+    rows = views.gid_rows(inventory.read([POD, box(2)], str(tmp_path)))
     assert [row[-1] for row in rows] == ["", "default/pod-1", "default/pod-2"]
-
-
-def test_an_address_on_a_link_of_another_name_does_not_make_a_gid_a_pods(tmp_path: Path) -> None:
-    machines.soft(tmp_path)
-    elsewhere = NamespaceView("", "default/pod-1", (SandboxInterface("eth0", "", 9000, True, ("192.168.111.1",)),))
-    assert {row[-1] for row in views.gid_rows(inventory.read([elsewhere], str(tmp_path)))} == {""}
+    assert {row[-1] for row in views.gid_rows(inventory.read([box(1, "eth0")], str(tmp_path)))} == {""}
 
 
 def test_a_device_that_was_moved_into_a_pod_has_the_mtu_of_its_link_there(tmp_path: Path) -> None:

@@ -24,15 +24,6 @@ def test_a_node_without_rdma_has_no_devices(tree: Tree) -> None:
     assert rdma_sysfs.PortState("mlx5_0", 1, str(tree)).state == ""
 
 
-def test_a_port_is_described_in_the_kernels_words(tree: Tree) -> None:
-    tree.netdev("ens2f0", pci="0000:3b:00.0")
-    tree.verbs("mlx5_0", pci="0000:3b:00.0", netdev="ens2f0")
-    port = rdma_sysfs.PortState("mlx5_0", 1, str(tree))
-    assert (port.state, port.physical_state, port.link_layer) == ("ACTIVE", "LinkUp", "Ethernet")
-    assert port.rate == "100 Gb/sec (4X EDR)"
-    assert rdma_sysfs.pci_of("mlx5_0", str(tree)) == "0000:3b:00.0"
-
-
 A, B = {"pci": "0000:3b:00.0"}, {"pci": "0000:5e:00.0"}
 TWO = {
     "ens2f0": A, "ens2f1": {"pci": "0000:3b:00.1"}, "bond0": {"lower": ["ens2f0", "ens2f1"]},

@@ -2,8 +2,6 @@
 
 import errno
 import os
-import socket
-import uuid
 from pathlib import Path
 
 import pytest
@@ -114,10 +112,6 @@ def test_the_path_of_a_device_of_a_bus_tells_the_pci_device_above_it(root: str) 
     assert sysfs.pci_above("/sys/devices/virtual/net") == sysfs.pci_above("") == ""
 
 
-def test_the_boot_has_a_uuid_that_stays() -> None:
-    assert str(uuid.UUID(node.boot_id())) == node.boot_id()
-
-
 def test_copies_of_one_image_are_two_machines_that_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = tmp_path / "machine-id", tmp_path / "product_uuid"
     monkeypatch.setattr(node, "_MACHINE", tuple(map(str, told)))
@@ -133,10 +127,6 @@ def test_copies_of_one_image_are_two_machines_that_stay(tmp_path: Path, monkeypa
     assert "0123456789abcdef" not in alone
     told[1].write_text("one")
     assert node.machine_id() == one
-
-
-def test_the_host_name_is_that_of_the_machine() -> None:
-    assert node.host_name() == socket.gethostname()
 
 
 @pytest.mark.parametrize("call", ["listdir", "readlink", "stat"])
