@@ -126,6 +126,12 @@ def of_level(found: list[Observation], *levels: str) -> list[tuple[str, str]]:
 
 
 def test_a_healthy_pod_has_no_fault_and_each_part_of_its_way_was_looked_at(scene: Scene) -> None:
+    """Neither is a NIC that it does not use its own, nor the record of a group of rails a link."""
+    scene.put("class/infiniband/mlx5_1/ports/1/state", "1: DOWN")
+    scene.put("class/net/ens3f0/mtu", "1500")
+    (scene.folder / "dev/infiniband/uverbs1").unlink()
+    record = {"netns": scene.pod.path, "pod": ["default", "pod-1", "u1"], "members": [["net", "net1"]]}
+    Records(str(scene.folder / "state")).write(Attachment("@gpu", "c1", "rails of gpu"), "ipam", record)
     found = scene.findings()
     assert of_level(found, FAULT) == []
     seen = {f.check for f in found if f.level == OK}
@@ -142,14 +148,6 @@ def test_a_healthy_pod_over_infiniband_or_iwarp_has_no_fault(scene: Scene, place
     found = scene.findings()
     assert of_level(found, FAULT) == []
     assert "needs no GID" in next(f.found for f in found if f.check == "pods")
-
-
-def test_the_record_of_a_group_of_rails_is_no_link(scene: Scene) -> None:
-    group = Attachment("@gpu", "c1", "rails of gpu")
-    Records(str(scene.folder / "state")).write(
-        group, "ipam", {"netns": scene.pod.path, "pod": ["default", "pod-1", "u1"], "members": [["net", "net1"]]}
-    )
-    assert of_level(scene.findings(), FAULT) == []
 
 
 def unplug(scene: Scene, patch: pytest.MonkeyPatch) -> None:
@@ -282,24 +280,14 @@ def test_a_claim_whose_pod_is_gone_is_named_on_its_node(lost: str, scene: Scene)
     assert found == [count, *([gone] if lost else [])]
 
 
-def test_a_kubelet_that_has_had_no_claim_has_none(scene: Scene) -> None:
+def test_a_kubelet_that_has_had_no_claim_has_none_and_an_unreadable_memory_is_unknown(scene: Scene) -> None:
     """Its file, as kubelet 1.36.2 wrote it."""
     about = {"kind": "DRACheckpoint", "apiVersion": "checkpoint.dra.kubelet.k8s.io/v1", "ClaimInfoStateList": None}
     state = {"Data": json.dumps(about, separators=(",", ":")), "Checksum": 4010664294}
     (scene.folder / "kubelet/dra_manager_state").write_text(json.dumps(state))
     assert pods.read_claims(scene.places().kubelet) == []
-
-
-def test_a_memory_of_kubelet_that_cannot_be_read_is_unknown(scene: Scene) -> None:
     (scene.folder / "kubelet/dra_manager_state").write_text("{}")
     assert ("claims", "the pod's claims") in of_level(scene.findings(), UNKNOWN)
-
-
-def test_a_fault_of_a_nic_that_the_pod_does_not_use_is_not_its_own(scene: Scene) -> None:
-    scene.put("class/infiniband/mlx5_1/ports/1/state", "1: DOWN")
-    scene.put("class/net/ens3f0/mtu", "1500")
-    (scene.folder / "dev/infiniband/uverbs1").unlink()
-    assert of_level(scene.findings(), FAULT) == []
 
 
 def test_what_cannot_be_known_of_its_processes_is_said(tmp_path: Path, namespaces: Callable[[], View]) -> None:

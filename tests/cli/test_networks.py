@@ -54,12 +54,10 @@ def test_a_single_configuration_becomes_a_list_of_one_as_in_libcni(tmp_path: Pat
     network = only(written(tmp_path, "a.conf", MACVLAN))
     assert network.document == {"name": "rdma", "cniVersion": "1.0.0", "plugins": [MACVLAN]}
     assert [s.type for s in network.steps] == ["macvlan"]
-
-
-def test_the_keys_that_a_runtime_reads_of_a_plugin_match_without_regard_to_case(tmp_path: Path) -> None:
-    network = only(written(tmp_path, "a.conf", {"NAME": "rdma", "Type": "macvlan", "CAPABILITIES": {"mac": True}}))
-    assert (network.name, network.steps[0].type) == ("rdma", "macvlan")
-    assert network.steps[0].capabilities == {"mac": True}
+    twice = '{"NAME": "rdma", "Type": "x", "type": "macvlan", "CAPABILITIES": {"mac": true}, "type": "bridge"}'
+    network = only(written(tmp_path, "a.conf", twice))
+    (step,) = network.steps
+    assert (network.name, step.type, step.capabilities) == ("rdma", "bridge", {"mac": True}), "the last one counts"
 
 
 @pytest.mark.parametrize(("keys", "versions"), [
@@ -73,11 +71,11 @@ def test_a_network_is_of_every_version_it_names(
     assert only(written(tmp_path, "a.conflist", {"name": "n", "plugins": [{"type": "x"}], **keys})).versions == versions
 
 
-@pytest.mark.parametrize(("value", "read"), [(True, True), ("TRUE", True), ("false", False), (False, False)])
-def test_switches_may_be_written_as_strings_as_libcni_allows(tmp_path: Path, value: object, read: bool) -> None:
-    document = {"name": "n", "plugins": [{"type": "x"}], "disableCheck": value, "disableGC": value}
-    network = only(written(tmp_path, "a.conflist", document))
-    assert (network.disable_check, network.disable_gc) == (read, read)
+def test_switches_may_be_written_as_strings_as_libcni_allows(tmp_path: Path) -> None:
+    for value, read in ((True, True), ("TRUE", True), ("false", False), (False, False)):
+        document = {"name": "n", "plugins": [{"type": "x"}], "disableCheck": value, "disableGC": value}
+        network = only(written(tmp_path, "a.conflist", document))
+        assert (network.disable_check, network.disable_gc) == (read, read)
 
 
 def test_plugins_from_the_directory_of_the_networks_name_are_appended(tmp_path: Path) -> None:
@@ -96,12 +94,9 @@ def test_a_nad_is_read_as_multus_reads_it(tmp_path: Path) -> None:
     network = only(written(tmp_path, "a.yaml", yaml.safe_dump(nad)))
     assert (network.name, network.nad, network.resource_name) == ("rdma", "rdma", "nvidia.com/hostdev")
     assert network.steps[0].document == MACVLAN
-
-
-def test_a_nad_lends_its_name_to_a_config_without_one(tmp_path: Path) -> None:
     nad = {**NAD, "spec": {"config": '{"cniVersion": "0.3.1", "type": "macvlan"}'}}
     network = only(written(tmp_path, "a.yaml", yaml.safe_dump(nad)))
-    assert (network.name, network.nad) == ("rdma", "default/rdma")
+    assert (network.name, network.nad) == ("rdma", "default/rdma"), "it lends its name to a config without one"
 
 
 def test_a_nad_without_a_config_means_the_network_of_its_name_in_net_d(tmp_path: Path) -> None:
@@ -132,26 +127,19 @@ def test_a_device_reaches_every_plugin_under_both_names_that_multus_uses(tmp_pat
     assert given.document["plugins"] == [s.document for s in given.steps]
 
 
-def test_of_a_key_that_is_there_twice_the_last_one_counts_as_for_a_runtime(tmp_path: Path) -> None:
-    network = only(written(tmp_path, "a.conf", '{"name": "n", "type": "x", "type": "macvlan"}'))
-    assert network.steps[0].type == "macvlan"
-
-
 def test_by_name_conflists_come_first_then_configurations_then_nads(tmp_path: Path) -> None:
     def marked(mark: str) -> dict[str, Any]:
         return {"type": "macvlan", "mark": mark}
 
-    def found() -> str:
-        return str(networks.find("rdma", str(tmp_path)).steps[0].document["mark"])
-
     nad = {**NAD, "spec": {"config": json.dumps(marked("nad"))}}
-    written(tmp_path, "00.yaml", yaml.safe_dump(nad))
-    assert found() == "nad"
-    written(tmp_path, "01.json", {"name": "rdma", **marked("conf")})
-    assert found() == "conf"
-    written(tmp_path, "02.conflist", {"name": "rdma", "plugins": [marked("second")]})
-    written(tmp_path, "01.conflist", {"name": "rdma", "plugins": [marked("first")]})
-    assert found() == "first"
+    second = {"name": "rdma", "plugins": [marked("second")]}
+    written(tmp_path, "02.conflist", {"name": "other", "plugins": [marked("other")]})
+    for name, content, found in (
+        ("00.yaml", yaml.safe_dump(nad), "nad"), ("01.json", {"name": "rdma", **marked("conf")}, "conf"),
+        ("02.conflist", second, "second"), ("01.conflist", {"name": "rdma", "plugins": [marked("first")]}, "first"),
+    ):  # fmt: skip
+        written(tmp_path, name, content)
+        assert networks.find("rdma", str(tmp_path)).steps[0].document["mark"] == found
 
 
 def test_a_broken_neighbour_does_not_hide_a_network_and_is_told_about_when_it_is_missing(tmp_path: Path) -> None:
@@ -264,9 +252,7 @@ def test_no_input_makes_the_reader_fail_otherwise_than_with_a_message(tmp_path_f
             assert fault.msg
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [("[1, a]", '[1, "a"]'), ("2026-11-22", '"2026-11-22"'), ("&x [*x]", "[[...]]"), ("x" * 1000, None)],
-)
-def test_a_value_is_shown_whatever_yaml_makes_of_it_and_a_long_one_is_cut(value: str, text: str | None) -> None:
-    assert shown(yaml.safe_load(value)) == text if text else len(shown(value)) < 200
+def test_a_value_is_shown_whatever_yaml_makes_of_it_and_a_long_one_is_cut() -> None:
+    texts = {"[1, a]": '[1, "a"]', "2026-11-22": '"2026-11-22"', "&x [*x]": "[[...]]"}
+    assert {text: shown(yaml.safe_load(text)) for text in texts} == texts
+    assert len(shown("x" * 1000)) < 200

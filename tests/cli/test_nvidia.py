@@ -2,9 +2,10 @@
 
 import io
 import json
-import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import yaml
@@ -96,17 +97,8 @@ def test_every_field_and_default_is_the_operators(tmp_path: Path, document: Any,
 
 def test_meta_plugins_make_a_chain_in_their_order(tmp_path: Path) -> None:
     document = resource("MacvlanNetwork", master="eth0", metaPlugins=TUNING + ", " + '{"type": "sbr"}')
-    assert config(tmp_path, document) == {
-        "cniVersion": "0.3.1",
-        "name": "net",
-        "plugins": [{"type": "macvlan", "master": "eth0", "ipam": {}}, json.loads(TUNING), {"type": "sbr"}],
-    }
-
-
-@pytest.mark.parametrize("given", ["hostdev", "nvidia.com/hostdev"])
-def test_a_resource_gets_its_prefix_once(tmp_path: Path, given: str) -> None:
-    (nad,), _ = rendered(tmp_path, resource("HostDeviceNetwork", networkNamespace="n", resourceName=given))
-    assert nad["metadata"]["annotations"] == {"k8s.v1.cni.cncf.io/resourceName": "nvidia.com/hostdev"}
+    plugins = [{"type": "macvlan", "master": "eth0", "ipam": {}}, json.loads(TUNING), {"type": "sbr"}]
+    assert config(tmp_path, document) == {"cniVersion": "0.3.1", "name": "net", "plugins": plugins}
 
 
 def test_what_is_rendered_has_no_error_for_the_lint(tmp_path: Path) -> None:
@@ -145,55 +137,49 @@ def test_a_bad_resource_is_told_and_makes_no_nad(tmp_path: Path, document: Any, 
 
 
 def test_a_fault_inside_a_string_is_placed_in_the_file(tmp_path: Path) -> None:
-    text = (
-        "apiVersion: mellanox.com/v1alpha1\nkind: MacvlanNetwork\nmetadata:\n  name: net\nspec:\n"
-        '  ipam: |\n    {\n      "type": "whereabouts"\n      "range": "10.0.0.0/24"\n    }\n'
-    )
-    _, (finding,) = rendered(tmp_path, text)
+    head = "apiVersion: mellanox.com/v1alpha1\nkind: MacvlanNetwork\nmetadata:\n  name: net\nspec:\n"
+    block = '  ipam: |\n    {\n      "type": "whereabouts"\n      "range": "10.0.0.0/24"\n    }\n'
+    _, (finding,) = rendered(tmp_path, head + block)
     assert (finding.line, finding.column, finding.fix) == (8, 27, "write , after this")
-
-
-def test_a_fault_in_the_meta_plugins_is_placed_in_the_file(tmp_path: Path) -> None:
-    document = yaml.safe_dump(resource("MacvlanNetwork")).replace(
-        "spec: {}", "spec:\n  metaPlugins: '{\"type\": tuning}'"
-    )
-    _, (finding,) = rendered(tmp_path, document)
+    _, (finding,) = rendered(tmp_path, head + "  metaPlugins: '{\"type\": tuning}'")
     assert finding.text[finding.column - 1 :].startswith("tuning}")
 
 
-def run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str, *argv: str
-) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["railcni", "nad", "render", "-", *argv])
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
-    code = main()
-    said = capsys.readouterr()
-    return code, said.out, said.err
+def run(text: str, *argv: str) -> tuple[int, str, str]:
+    out, err = io.StringIO(), io.StringIO()
+    stdin = io.TextIOWrapper(io.BytesIO(text.encode()))
+    command = ["railcni", "nad", "render", "-", *argv]
+    with patch("sys.argv", command), patch("sys.stdin", stdin), redirect_stdout(out), redirect_stderr(err):
+        code = main()
+    return code, out.getvalue(), err.getvalue()
 
 
-def test_the_command_writes_all_or_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_all_or_nothing() -> None:
     good, bad = resource("MacvlanNetwork", "good"), resource("MacvlanNetwork", "bad", mtu=-1)
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}}
-    code, out, err = run(monkeypatch, capsys, yaml.safe_dump_all([good, pod, resource("IPoIBNetwork", "second")]))
+    code, out, err = run(yaml.safe_dump_all([good, pod, resource("IPoIBNetwork", "second")]))
     assert (code, [d["metadata"]["name"] for d in yaml.safe_load_all(out)], err) == (0, ["good", "second"], "")
     listed = yaml.safe_dump({"kind": "List", "apiVersion": "v1", "items": [good, pod]})
-    code, out, _ = run(monkeypatch, capsys, listed, "-o", "json")
+    code, out, _ = run(listed, "-o", "json")
     assert (code, json.loads(out)["kind"]) == (0, "NetworkAttachmentDefinition")
-    code, out, err = run(monkeypatch, capsys, yaml.safe_dump_all([good, bad]))
-    assert (code, out) == (1, "") and "spec.mtu" in err
-    code, out, err = run(monkeypatch, capsys, yaml.safe_dump(pod))
-    assert (code, out) == (1, "") and "there is none of MacvlanNetwork" in err
+    for text, said in (
+        (yaml.safe_dump_all([good, bad]), "spec.mtu"),
+        (yaml.safe_dump(pod), "there is none of MacvlanNetwork"),
+    ):
+        code, out, err = run(text)
+        assert (code, out, said in err) == (1, "", True), err
+
+
+def sriov_network(**spec: Any) -> dict[str, Any]:
+    metadata = {"name": "vf", "namespace": "operators"}
+    return {"apiVersion": "sriovnetwork.openshift.io/v1", "kind": "SriovNetwork", "metadata": metadata, "spec": spec}
 
 
 def test_a_sriov_network_becomes_the_nad_of_its_operator(tmp_path: Path) -> None:
-    spec = {
-        "resourceName": "mlx5_vf", "networkNamespace": "default", "vlan": 100, "spoofChk": "off", "trust": "on",
-        "maxTxRate": 1000, "linkState": "auto", "capabilities": '{"ips": true}', "ipam": json.dumps(POOL),
-        "metaPlugins": '{"type": "rdma"}',
-    }  # fmt: skip
-    document = {
-        "apiVersion": "sriovnetwork.openshift.io/v1", "kind": "SriovNetwork", "metadata": {"name": "vf"}, "spec": spec,
-    }  # fmt: skip
+    document = sriov_network(
+        resourceName="mlx5_vf", networkNamespace="default", vlan=100, spoofChk="off", trust="on", maxTxRate=1000,
+        linkState="auto", capabilities='{"ips": true}', ipam=json.dumps(POOL), metaPlugins='{"type": "rdma"}',
+    )  # fmt: skip
     (nad,), findings = rendered(tmp_path, document)
     assert not findings
     assert nad["metadata"]["annotations"] == {"k8s.v1.cni.cncf.io/resourceName": "openshift.io/mlx5_vf"}
@@ -203,11 +189,12 @@ def test_a_sriov_network_becomes_the_nad_of_its_operator(tmp_path: Path) -> None
     }  # fmt: skip
     expected = {"cniVersion": "1.0.0", "name": "vf", "plugins": [plugin, {"type": "rdma"}]}
     assert json.loads(nad["spec"]["config"]) == expected
-
-
-def test_a_sriov_network_without_a_namespace_for_its_nad_has_it_in_its_own(tmp_path: Path) -> None:
-    metadata = {"name": "vf", "namespace": "operators"}
-    document = {"apiVersion": "sriovnetwork.openshift.io/v1", "kind": "SriovNetwork", "metadata": metadata, "spec": {"resourceName": "vf"}}  # fmt: skip
-    (nad,), _ = rendered(tmp_path, document)
-    assert nad["metadata"]["namespace"] == "operators"
-    assert json.loads(nad["spec"]["config"]) == {"cniVersion": "1.0.0", "name": "vf", "type": "sriov", "vlan": 0, "ipam": {}}  # fmt: skip
+    (nad,), _ = rendered(tmp_path, sriov_network(resourceName="vf"))
+    assert nad["metadata"]["namespace"] == "operators", "its own, where it names none"
+    assert json.loads(nad["spec"]["config"]) == {
+        "cniVersion": "1.0.0",
+        "name": "vf",
+        "type": "sriov",
+        "vlan": 0,
+        "ipam": {},
+    }
