@@ -54,7 +54,7 @@ def _run(options: argparse.Namespace) -> None:
     for one in attachments:
         netns = one["netns"] + ("" if one["alive"] else " (gone)")
         if one["pending"]:
-            netns = f"release pending in {one['pending'].partition(': ')[0]}"  # the reason is in -o json
+            netns = f"release pending in {one['pending']}"
         addresses = ", ".join(map(str, one["addresses"] or ()))
         rows.append((one["network"], one["ifname"], one["pod"], addresses, netns, one["containerID"][:12]))
     empty = f"no attachment{told(options)} in {options.state_dir}"
