@@ -24,13 +24,12 @@ def refusal(environ: dict[str, str], stdin: bytes = CONFIG) -> CniError:
     return caught.value
 
 
-def test_a_whole_request_is_read() -> None:
+def test_a_whole_request_is_read_and_no_version_is_the_oldest() -> None:
     read = request.parse({**WHOLE, "CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAME=p;MAC=02:00:00:00:00:01"}, CONFIG)
-    assert (read.command, read.netns, read.path, read.cni_version) == (
-        "ADD", "/run/netns/pod1", ["/opt/cni/bin"], "1.1.0",
-    )  # fmt: skip
-    assert str(read.attachment) == "rdma/c1/net1"
-    assert read.args["K8S_POD_NAME"] == "p"
+    whole = ("ADD", "/run/netns/pod1", ["/opt/cni/bin"], "1.1.0")
+    assert (read.command, read.netns, read.path, read.cni_version) == whole
+    assert (str(read.attachment), read.args["K8S_POD_NAME"]) == ("rdma/c1/net1", "p")
+    assert request.parse(WHOLE, b'{"name": "rdma"}').cni_version == "0.1.0"
 
 
 @pytest.mark.parametrize(("verb", "needed"), [
@@ -39,8 +38,7 @@ def test_a_whole_request_is_read() -> None:
     ("GC", {"CNI_PATH"}), ("STATUS", {"CNI_PATH"}),
 ])  # fmt: skip
 def test_each_verb_needs_its_own_variables(verb: str, needed: set[str]) -> None:
-    fault = refusal({"CNI_COMMAND": verb})
-    assert {name for name in WHOLE if name in fault.msg} == needed
+    assert {name for name in WHOLE if name in refusal({"CNI_COMMAND": verb}).msg} == needed
 
 
 def test_a_malformed_identity_is_told_before_missing_variables_and_these_before_stdin() -> None:
@@ -79,10 +77,6 @@ def test_an_unknown_version_is_refused_with_those_that_are_known(version: str) -
         fault = refusal({**WHOLE, "CNI_COMMAND": verb}, stdin)
         assert fault.code == 1
         assert all(known in fault.msg[:250] for known in (version, "0.1.0", "0.3.1", "1.1.0"))
-
-
-def test_no_version_is_the_oldest() -> None:
-    assert request.parse(WHOLE, b'{"name": "rdma"}').cni_version == "0.1.0"
 
 
 @pytest.mark.parametrize("bad", ["-c1", "_c1", ".", "c/1", "c:1", "c 1", "c1\n", "ä", "../../etc", "c1;rm"])

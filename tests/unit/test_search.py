@@ -76,6 +76,12 @@ def test_a_search_reads_as_few_windows_as_it_can(case: str) -> None:
     assert len(store.asked) == windows
 
 
+def test_after_a_full_window_the_next_one_is_read_from_its_first_address() -> None:
+    rng = a_range("10.0.0.0/18")
+    store = Leases(range(rng.first, value("10.0.16.0")), knows_what_is_full=False)
+    assert store.search(rng) == value("10.0.16.0")
+
+
 def test_an_address_is_proposed_only_from_the_window_and_the_range() -> None:
     rng = a_range("10.0.0.0/29")
     assert propose(rng, (value("9.255.255.250"), value("10.0.0.0")), 0) is None

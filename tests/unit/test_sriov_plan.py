@@ -157,10 +157,11 @@ def test_the_mtu_of_a_vf_without_a_netdev_is_told_or_refused() -> None:
             planned(facts(**bound, **of_pf), mtu=mtu)
 
 
-def test_a_record_holds_the_whole_plan() -> None:
+def test_a_record_holds_the_whole_plan_and_whether_the_device_was_given_back() -> None:
     before = planned(facts(), vlan=7, spoofchk="off", mac="02:00:00:00:00:01", mtu=1400)
     after = sriov.load(json.loads(json.dumps(before.document())))
-    assert vars(after) == vars(before)
+    assert vars(after) == vars(before) and not after.returned
+    assert devices.MovePlan(before.document() | {"returned": True}).returned
 
 
 def test_a_vf_whose_permanent_mac_follows_its_own_is_known_again() -> None:
@@ -171,12 +172,6 @@ def test_a_vf_whose_permanent_mac_follows_its_own_is_known_again() -> None:
     assert devices.is_same(known, link(**given, index=7, name="net1"))
     assert devices.is_same(known, link(**given, index=9, alias="ens1f0v3"))
     assert not devices.is_same(known, link(**given, index=9))
-
-
-def test_the_document_of_a_device_that_was_given_back_says_so() -> None:
-    document = planned(facts()).document() | {"returned": True}
-    assert devices.MovePlan(document).returned
-    assert not sriov.load(planned(facts()).document()).returned
 
 
 def test_no_setting_of_a_vf_is_reset_while_it_is_in_a_lost_sandbox(

@@ -46,12 +46,9 @@ def test_the_device_below_a_links_way_is_needed_through_every_layer() -> None:
     assert uplink.carried(nic, links, [(4, "far"), (1, "near")]) == '"ens1" near'
 
 
-def test_the_lower_index_in_another_namespace_is_none_of_this_one() -> None:
+def test_a_lower_index_of_another_namespace_is_none_here_and_a_circle_ends_the_search() -> None:
     links = [link("ens1", 1), link("mv", 2, lower_index=1, lower_netnsid=0)]
     assert uplink.carried(links[0], links, [(2, "")]) == ""
-
-
-def test_links_on_each_other_in_a_circle_end_the_search() -> None:
     links = [link("a", 1, lower_index=2), link("b", 2, lower_index=1), link("c", 3)]
     assert uplink.carried(links[2], links, [(1, "")]) == ""
 
