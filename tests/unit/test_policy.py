@@ -37,6 +37,7 @@ def test_the_node_says_how_many_warm_workers_there_are_and_for_how_long(
 @given(st.text("ab*", max_size=8), st.text("ab", max_size=8))
 def test_a_star_stands_for_any_characters_and_nothing_else_is_special(pattern: str, name: str) -> None:
     assert matches(pattern, name) == fnmatch.fnmatchcase(name, pattern)
+    assert matches("a.*", "a.c") and not matches("a.*", "abc")
     for plain in ("[a]", "?", "a.c", "ens2f0 "):
         assert [matches(plain, other) for other in (plain, "a", "abc", "ens2f0")] == [True, False, False, False]
 
