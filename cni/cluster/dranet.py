@@ -1,14 +1,15 @@
 """The program `railcni dranet-ipam`: the webhook by which DRANET's devices get addresses from an IPAM plugin of CNI.
 
 DRANET (github.com/kubernetes-sigs/dranet) is a DRA driver that moves a device into a pod without CNI. With its option
---profile-provider=webhook (site/content/docs/contributing/webhook-providers.md) it asks for the addresses of a device
-whose claim names a `profile`: a file in --conf-dir with that `name` and an `ipam` block. The plugin of that block is
-executed with the claim's UID as containerID, and an interface name made from the device's name. DRANET's example
-webhook for Go's whereabouts makes both in the same way, so each webhook can release addresses that the other has given.
+--profile-provider=webhook (site/content/docs/contributing/webhook-providers.md) it asks this program for the addresses
+of each device whose claim names a `profile`. A profile is a file in --conf-dir with this `name` and an `ipam` block.
+The IPAM plugin of the block is executed with the claim's UID as containerID, and with an interface name made from the
+device's name. DRANET's example webhook for Go's whereabouts uses the same containerID and name, so each webhook can
+release addresses that the other has given.
 
-DRANET does not repeat a failed release. So this program frees the leases of deleted ResourceClaims. It finds them in
-this node's records: their network is a profile, their containerID a UID, and they have no pod. Kubernetes keeps the
-object of a claim while a pod uses it. A lease is freed when two readings, a grace period apart, do not find its claim.
+DRANET does not repeat a failed release. So this program frees the leases of deleted ResourceClaims. In this node's
+records, their network is a profile, their containerID a UID, and their pod is empty. Kubernetes keeps the object of a
+claim while a pod uses the claim. A lease is freed when two readings, a grace period apart, do not find its claim.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class UnknownProfile(CniError):
 
 
 class Profiles:
-    """Runs the IPAM plugins of the profiles in `directory`. The profiles' files are read again for each request."""
+    """Runs the IPAM plugins of the profiles in `directory`, whose files are read again for each request."""
 
     def __init__(self, directory: str, executables: Executables) -> None:
         self._directory = directory
@@ -139,7 +140,7 @@ class _ProfileServer(ThreadingMixIn, UnixStreamServer):
         self.posts: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "/GetProfileConfig": profiles.give,
             "/ReleaseProfileConfig": profiles.release,
-            "/GetDeviceAttributes": lambda request: {},  # for a cloud's attributes; /health says that there are none
+            "/GetDeviceAttributes": lambda request: {},  # attributes of a cloud: none, as /health says
             "/GetDeviceConfig": lambda request: {},
         }
         self.log = log
@@ -222,7 +223,7 @@ def _without_claim(profiles: Profiles, options: argparse.Namespace, log: AgentLo
     path = (kubeconfig_of(options.kubeconfig) or of_flat_file().kubeconfig) if held else ""
     if not path:
         return set()
-    with contextlib.closing(Api(path, _SECONDS)) as api:  # after the records: a claim precedes its lease
+    with contextlib.closing(Api(path, _SECONDS)) as api:  # read after the records: a claim exists before its lease
         claims = read_all(lambda: api.pages(CLAIMS, brief=True, namespace=EVERYWHERE, size=_PAGE))
     uids = {claim["metadata"]["uid"] for claim in claims}
     return {attachment for attachment in held if attachment.container_id not in uids}

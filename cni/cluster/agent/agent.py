@@ -37,7 +37,7 @@ from ipam.stores.apiserver.faults import Conflict, Unauthorized
 from ipam.stores.apiserver.kubeconfig import service_url
 from ipam.stores.apiserver.resources import POOLS
 
-_FLUSH_SECONDS = 2.0  # the time for the releases of one step
+_FLUSH_SECONDS = 2.0  # the time limit for the releases of one step
 _FLUSH_EVERY, _FLUSH_LONGEST = 10.0, 300.0  # seconds between two runs; the longest pause after repeated failures
 _REFRESH_EVERY = 1.0  # seconds: a token rotates hours before it expires, but the CA may be replaced at any time
 _RESIGN_SECONDS = 0.4

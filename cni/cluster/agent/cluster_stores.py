@@ -35,13 +35,14 @@ from ipam.stores.ippool.objects import IPPool, Reservation, allocation
 
 _PAGE = 500  # leases at each step
 
-Outcome = tuple[bool, str, str]  # (False to try again, reason of an Event or "", its message or "")
+Outcome = tuple[bool, str, str]  # (False to try again, the reason of an Event or "", the message of the Event or "")
 _SETTLED: Outcome = (True, "", "")
 _BUSY: Outcome = (False, "", "")
 
 
 class GraceTracker:
-    """The dead leases (without a pod) in the last reading, each with the time when this process first found it dead."""
+    """The dead leases (without a pod) in the last reading, with the time when this process first found each one
+    dead."""
 
     def __init__(self) -> None:
         self.leases: dict[Key, Lease] = {}
@@ -98,7 +99,8 @@ class ClusterSource(ABC):
         self.abandoned_dead, self.waiting, self.seen_on = GraceTracker(), GraceTracker(), {}
 
     def remember_nodes(self, pods: Mapping[Name, Pod]) -> None:
-        """Record the node of each pod in `pods` that has an abandoned lease. A UID in the lease must be the pod's."""
+        """Record the node of each pod in `pods` that has an abandoned lease. If the lease has a UID, it must be the
+        pod's UID."""
         known = {key: node for key, node in self.seen_on.items() if key in self.abandoned}
         for key, lease in self.abandoned.items():
             pod = pods.get(lease.pod_name)

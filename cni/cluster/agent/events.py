@@ -39,7 +39,7 @@ class Teller:
             self._about_node(reason, message, kind)
 
     def _about_node(self, reason: str, message: str, kind: str) -> None:
-        # the kubelet's Events refer to the node like this
+        # as in the kubelet's Events: the name also stands for the UID
         reference = {"kind": "Node", "apiVersion": "v1", "name": self._node, "uid": self._node}
         self._tell(NODES_NAMESPACE, reference, reason, message, kind)
 
@@ -77,5 +77,5 @@ class Teller:
         except Conflict:
             pass  # the Event exists already
         except CniError as fault:
-            self._log.state("events", f"cannot write Events: {fault.msg}")  # another namespace would not help
+            self._log.state("events", f"cannot write Events: {fault.msg}")  # in another namespace this would fail too
         return True

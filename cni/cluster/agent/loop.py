@@ -12,7 +12,7 @@ from typing import NoReturn
 from cni.node.service.log import AgentLog
 from cni.shared.spec.errors import CniError
 
-SECONDS = 3.0  # for a request to the API server, which delays all tasks
+SECONDS = 3.0  # the limit for a request to the API server, since a request delays all tasks
 
 Steps = Callable[[], Iterator[object]]
 
@@ -35,7 +35,7 @@ def end_on_signals() -> None:
 
 class Task:
     """A task that is run every `every` seconds. A run takes all steps of the generator `begin()`. After a failure, the
-    next run begins in 1 s. This wait doubles with each failure, up to `longest` seconds (0: `every`)."""
+    next run begins in 1 s. This wait doubles with each failure, up to `longest` seconds (0 means `every`)."""
 
     def __init__(self, name: str, every: float, begin: Steps, longest: float = 0.0) -> None:
         self.name = name

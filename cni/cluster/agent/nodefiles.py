@@ -149,11 +149,11 @@ def put(folder: str, name: str, data: bytes) -> bool:
 class Tokens:
     """The token of the plugins, requested for the service account `account` ("NAMESPACE/NAME").
 
-    If `account` is "", the plugins use the agent's own token. It is valid only while the agent's pod exists, so the
-    server refuses the plugins while the agent is replaced. A requested token is bound to the Node `node` and outlives
-    the agent by at least half a day, and its account has only the plugins' rights. `unbound` is "" when the token is
-    bound. Otherwise it is the reason: the server is older than 1.31 and cannot bind a token to a Node, or the Node does
-    not exist (KEP-4193).
+    If `account` is "", the plugins use the agent's own token. This token is valid only while the agent's pod exists, so
+    the server refuses the plugins while the agent is replaced. A requested token is bound to the Node `node`, has only
+    the plugins' rights, and outlives the agent by at least half a day. `unbound` is "" when the token is bound.
+    Otherwise it is the reason: the server is older than 1.31 and cannot bind a token to a Node, or the Node does not
+    exist (KEP-4193).
     """
 
     def __init__(self, account: str, node: str, clock: Callable[[], float] = monotonic) -> None:
@@ -165,8 +165,8 @@ class Tokens:
         self._renewal = 0.0
 
     def current(self, own: str, api: Callable[[], Api]) -> str:
-        """The plugins' token, which is requested again after half its lifetime. Without an account, the result is
-        `own`, the agent's token. Raises CniError when a request fails."""
+        """The plugins' token: without an account `own`, the agent's token; otherwise a requested token, which is
+        replaced after half its lifetime. Raises CniError when a request fails."""
         if not self._name:
             return own
         if not self._token or self._clock() >= self._renewal:

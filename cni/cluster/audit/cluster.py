@@ -20,7 +20,7 @@ from ipam.stores.ippool.objects import IPPool, Reservation, is_closed, reservati
 
 T = TypeVar("T")
 
-SECONDS = 30.0  # for one request, with all its attempts
+SECONDS = 30.0  # the limit for one request with all its attempts
 NADS, NODES = "network-attachment-definitions", "nodes"
 _DEFINED = (POOLS, RESERVATIONS, SLICES, ADDRESSES, NADS)  # resources with a CRD, which may be missing
 CHOICE = "railcni-datastore"  # the ConfigMap that names the store of the cluster's nodes
@@ -84,7 +84,7 @@ class Cluster:
             self.api.patch(CONFIGMAPS, CHOICE, [{"op": "add", "path": "/data/datastore", "value": kind}])
 
     def used(self) -> list[str]:
-        """The kinds of stores in use: IPPools if a migration has not closed them all, AddressLeases if one is held."""
+        """The kinds of stores in use: IPPools unless a migration has closed all; AddressLeases if one has a lease."""
         pools = self.pages(POOLS, is_closed, size=_POOLS)
         held = addresses.selector({addresses.STATE: addresses.HELD})
         found = {
@@ -132,8 +132,8 @@ class Cluster:
 
 
 class PoolReading:
-    """A reading of the IPPools of `cluster` and their reservations, page by page. `networks` give the network names
-    with which names of reservations and pools may begin, and show which networks have one pool per node."""
+    """A reading of the IPPools of `cluster` and their reservations, page by page. The names of reservations and pools
+    may begin with a network name in `networks`, which also show which networks have one pool per node."""
 
     def __init__(self, cluster: Cluster, networks: list[IpamBlock] | None = None) -> None:
         self._cluster = cluster

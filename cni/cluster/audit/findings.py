@@ -36,7 +36,7 @@ INDEX_DIFFERS = "index-differs"
 
 @dataclass(frozen=True)
 class Finding:
-    """A finding. It has the whole identity of its lease, so that no later lease of the address is freed instead.
+    """A finding. It identifies its lease completely, so that a later lease of the same address is not freed by mistake.
 
     `reservation` is (name, uid) of the lease's reservation, or ("", ""). `store` is the kind of the store that has the
     lease or the reservation.
@@ -58,7 +58,7 @@ class Finding:
     store: str = ""
 
     def key(self) -> tuple[object, ...]:
-        """The identity of the finding: equal in two audits if nothing has changed."""
+        """The identity of the finding: two audits give the same value for the same fault."""
         lease = (self.pool, self.address, self.network, self.container_id, self.ifname, self.sequence)
         return (self.kind, self.action, self.pod, *lease, self.reservation, self.store)
 

@@ -1,4 +1,4 @@
-"""The freeing of dead leases. A lease is read again, and is freed only if it has not changed meanwhile."""
+"""Free dead leases. Each lease is read again first, and is freed only if it has not changed meanwhile."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def is_same(found: Lease, lease: Lease) -> bool:
 
 @dataclass(frozen=True)
 class Freeing:
-    """The freeing of leases in `store`. A reservation whose lease is missing in the IPPool is freed like a lease.
+    """Frees leases in `store`. A reservation whose lease is missing in the IPPool is freed like a lease.
 
     If this machine can tell whether the address is in use (`is_here`), the lease is freed only under the locks of its
     attachment, and only when the address is not in use. `records` are this machine's records. `below` maps a path of
@@ -51,7 +51,8 @@ class Freeing:
     def free_lease(
         self, lease: Lease, check: Check, cooldown: int = 0, dry_run: bool = False, is_ended: bool = False
     ) -> None:
-        """Free the lease. Raises Changed (perhaps by `check(lease)`) if it must stay, and CniError if a request fails.
+        """Free the lease. Raises Changed if the lease must stay, and CniError if a request fails. `check(lease)` may
+        raise Changed too.
 
         `cooldown`, in seconds, applies if the lease's record has none. With `dry_run` nothing is freed. With
         `is_ended`, the caller knows that the address is not in use, even if this process cannot tell.
@@ -77,7 +78,7 @@ class Freeing:
                 self._release(lease, check, cooldown, dry_run)
                 return
             check(lease)
-            if not dry_run:  # this frees all leases of the attachment
+            if not dry_run:  # `release` frees all leases of the attachment
                 kept = recorded_cooldown(record) or cooldown
                 where = {**record["store"], **self.store.record()}  # the record may have pools that no network names
                 upkeep.release(lease.attachment, record, where, self.records, self.seconds, kept)
@@ -105,5 +106,5 @@ class Freeing:
         if dry_run:
             return
         self.store.cooldown = cooldown
-        if not self.store.release([lease]) and self.store.holder(lease):  # `release` counts no reservations
+        if not self.store.release([lease]) and self.store.holder(lease):  # `release` does not count reservations
             raise Changed("it has changed meanwhile")

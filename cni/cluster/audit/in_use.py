@@ -1,9 +1,9 @@
 """Whether the address of a lease may be in use on this machine, by the rules of DEL and GC.
 
-An address may be in use while its network namespace exists: at its path, or without a path if a process, a mount or an
-open descriptor keeps the namespace. It may also be in use while its link is visible on the host. After a failed DEL it
-may be in use until a later call has ended the attachment. A link that another plugin or a DRA driver made has no
-record, so all existing namespaces are searched for it.
+An address may be in use while its network namespace exists. The namespace exists while it is mounted at its path, or
+while a process, another mount or an open descriptor keeps it. An address may also be in use while its link is visible
+on the host. After a failed DEL, it may be in use until a later call has ended the attachment. A link that another
+plugin or a DRA driver made has no record, so all existing namespaces are searched for it.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def may_be(lease: Lease, users: Sequence[Attachment], records: Records, below: C
     """Whether the address may be in use by the links of `users`. Raises OSError when this is unknown.
 
     `below` maps a path of the host to its path in this container. A process in a container sees no process or link of
-    the host, and only propagated mounts. So it may be unable to tell whether the address is in use.
+    the host, and only propagated mounts. So the process may be unable to tell whether the address is in use.
     """
     names = netns_users.names(lease.netns)
     if any(netns.exists(below(path)) for path in names):
@@ -104,12 +104,12 @@ def _sees_the_node(below: Callable[[str], str]) -> bool:
 
 
 def _tells(path: str, sees_all: bool, is_chosen: bool) -> bool:
-    """Whether the lack of a namespace at `path` proves that the namespace is gone.
+    """Whether the namespace of `path` is certainly gone, given that no namespace is at `path`.
 
-    It proves this only if the folder of `path` exists. In a container, the folder must also be a mount or be named by
-    the user (`is_chosen`), since the image may have a folder of this name. A plain file at `path` is a mount point
-    without a mount. The file proves the end of the namespace only if this process sees the node's mounts: because it
-    runs outside of containers (`sees_all`), or because mounts are propagated into its container.
+    The folder of `path` must exist. In a container, the folder must also be a mount, or the user must have named it
+    (`is_chosen`), since the image may have a folder of this name. A plain file at `path` is a mount point without a
+    mount. It is proof only if this process sees the node's mounts: outside of containers (`sees_all`), or if mounts
+    propagate into its container.
     """
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):
@@ -138,7 +138,7 @@ def _mount_of(folder: str) -> tuple[bool, bool]:
 
 
 def _is_in_use(link: dict[str, Any]) -> bool:
-    """Whether the recorded `link` may be in use although its namespace has no path. Raises OSError when unknown."""
+    """Whether the recorded `link`, whose namespace has no path, may be in use. Raises OSError when this is unknown."""
     if UNENDED in link:
         return True
     there = sandbox.kept(link["sandbox"])
@@ -153,8 +153,8 @@ def _is_in_use(link: dict[str, Any]) -> bool:
 def _is_shown(lease: Lease, named: bool) -> bool:
     """Whether a network namespace of this machine has a link with the lease's ifname and address.
 
-    If `named` is true, no namespace is mounted at the lease's netns path. Then namespaces that are mounted at another
-    file name are skipped, since they belong to other sandboxes.
+    `named` is true if certainly no namespace is mounted at the lease's netns path. Then namespaces that are mounted at
+    other file names are skipped, since they belong to other sandboxes.
     """
     wanted, mounted = lease.text, netns_users.mounted()
     for namespace in netns_users.all_kept():

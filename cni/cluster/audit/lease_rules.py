@@ -202,13 +202,13 @@ class AuditRules:
         for pod, interface, address in ((*user, address) for address, users in self._users.items() for user in users):
             networks = self._networks(interface, address)
             if interface.network in self._all.nads and not networks:
-                continue  # a static address, or another IPAM
+                continue  # a static address, or an address from another IPAM plugin
             if networks and all(n.datastore not in ("", self._all.kind) for n in networks):
                 continue
             found = [h for h in self._held[address] if self._draws(interface, h)]
             name = pod.namespace, pod.name
             if any(h.pod_name == name if h.pod[1] else h.ifname == interface.ifname for h in found):
-                continue  # without a pod's name, the interface decides: a pod does not show the ID of its sandbox
+                continue  # a lease without a pod is compared by ifname: network-status has no container ID
             if not networks and not found and not any(_holds(p, address) for p in self._all.pools):
                 continue
             text, holder = format_address(*address), "no pool holds it: it may be given again"
@@ -243,7 +243,8 @@ class AuditRules:
                 yield Finding(kinds.DUPLICATE_ADDRESS, LOOK, message, address=text, pod=str(first), node=first.node)
 
     def _space(self, interface: PodInterface, address: Address) -> object:
-        """A key for the space in which an interface's address must be unique; None for an address from another IPAM."""
+        """A key: the address must be unique among interfaces with this key. None if another IPAM plugin gave the
+        address."""
         if networks := self._networks(interface, address):
             network = networks[0]
             return ("scope", network.network_name) if network.overlap else ("pools", *network.pools())
@@ -290,11 +291,11 @@ def blocker(
     """The reason to keep an abandoned lease of a deleted pod: the pod may still run. "" if the lease may be freed.
 
     A pod that was deleted from the API may still run if its node does not answer, or if the deletion was forced and the
-    pod ends slowly. Only the agent of the pod's node can see this. `seen_on` is the node on which the API showed the
-    pod: "" for several nodes, None for no node. `is_over`: the API shows that the pod's containers have ended. `named`
-    are the nodes that leases name. If the lease's node has no Node object, the node was deleted, or has another name in
-    Kubernetes. If it has another name, it may be any node that is not ready and not in `named`. `alive` are the nodes
-    whose agents renew their Leases. Such a node may run pods even without a Node object.
+    pod ends slowly. Only the agent of the pod's node can see whether the pod runs. `seen_on` is the node on which the
+    API showed the pod: "" for several nodes, None for no node. `is_over`: the API shows that the pod's containers have
+    ended. `named` are the nodes that leases name. If the lease's node has no Node object, the node was deleted, or has
+    another name in Kubernetes. In the second case it may be any node that is not ready and not in `named`. `alive` are
+    the nodes whose agents renew their Leases. A node in `alive` may run pods even without a Node object.
     """
     for name in (seen_on, lease.node):
         if name and name not in nodes and name in alive:

@@ -115,10 +115,11 @@ class IpamBlock:
 class Snapshot:
     """The content of a store and its cluster at one time. If a member was not read (None), its rules are skipped.
 
-    `kind` is the store's kind. `agents` are the nodes whose agents may be alive. `nads` are the names of all NADs,
-    "namespace/name", of any IPAM. For a file store, `records` are this node's records of the store, and `counted` the
-    pools, each with the number of addresses that its bitmap marks as used. `unread` has a text with the reason for each
-    kind of object that could not be read. `findings` are faults found while reading; `counts` are numbers of objects.
+    `kind` is the store's kind. `agents` are the nodes whose agents may be alive. `nads` are the names "namespace/name"
+    of all NADs, whatever their IPAM plugin. For a file store, `records` are this node's records of the store, and
+    `counted` has, for each pool, the number of addresses that its bitmap marks as used. `unread` has a text with the
+    reason for each kind of object that could not be read. `findings` are faults found while reading; `counts` are
+    numbers of objects.
     """
 
     kind: str
@@ -216,7 +217,7 @@ def parse_pool(
     """The IPPool in an object of the API, with its leases. Raises ValueError when spec.range is no CIDR.
 
     `reservation_of` returns a reservation by name. `networks` show which networks have one pool per node (node slices).
-    The name of such a pool has the names of the network and the node.
+    The name of such a pool contains the names of the network and the node.
     """
     pool = IPPool(dict(document), len(json.dumps(document, separators=(",", ":"))))
     scope = pool.named_scope()

@@ -77,7 +77,8 @@ def uses(
     values: Mapping[Pool, Sequence[int]], firsts: Mapping[Pool, int], networks: Iterable[IpamBlock]
 ) -> list[PoolUse]:
     """The use of each pool, sorted by name. `values` has the pools' leased addresses, `firsts` the first address of
-    each IPPool. A pool has the addresses of its ranges in `networks` or, if there are none, of the CIDR in its name."""
+    each IPPool. The size of a pool comes from its ranges in `networks` or, if there are none, from the CIDR in its
+    name."""
     ranges: dict[str, list[Range]] = defaultdict(list)
     for network in networks:
         for one in network.ranges:
@@ -96,7 +97,7 @@ def uses(
 
 
 def spans_of(cidr: str, ranges: Iterable[Range] = ()) -> list[Span]:
-    """The address spans (first, last) of a pool: those of `ranges` or, if there are none, the span of `cidr`."""
+    """The spans of addresses, as (first, last), in `ranges` or, if `ranges` is empty, in `cidr`."""
     own = list(ranges) or [Range(*parse_cidr(cidr))]
     return merge((span for rng in own for span in rng.spans()), 0, 1 << BITS[6])
 

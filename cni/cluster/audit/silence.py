@@ -1,5 +1,5 @@
-"""The Leases of agents. Each node has one, which shows that its agent is alive, even after the Node object was deleted.
-The Lease of the election shows which agent frees the address leases of nodes without an agent.
+"""The Leases of agents. Each node has a Lease that shows that the node's agent is alive, even after the Node object was
+deleted. The Lease of the election shows which agent frees the address leases of nodes without an agent.
 
 A node's Lease has the name `node-NAME`; the Lease of the election has another prefix. Their namespace has no other
 Leases. An agent renews its Lease once a minute: 8 small requests a second in a cluster of 500 nodes. The Node is not

@@ -88,7 +88,7 @@ def _elsewhere(cluster: Cluster) -> list[Finding]:
 
 
 def _findings(snapshots: Sequence[Snapshot]) -> list[Finding]:
-    """All findings of the stores, without duplicates, and without "pod without lease" if any store has the lease."""
+    """All findings about the stores, without duplicates. "Pod without lease" is left out if any store has the lease."""
     given = {(lease.text, lease.pod_ref) for snapshot in snapshots for lease in snapshot.leases}
     found: dict[tuple[object, ...], Finding] = {}
     for snapshot in snapshots:
@@ -144,7 +144,7 @@ def _content(choice: Choice, progress: Progress) -> Snapshot:
 def _of_store(choice: Choice, progress: Progress, pool: str = "") -> Snapshot:
     """The content of a store other than IPPools or, if given, only of its pool `pool`."""
     store, found = choice.open(READ), []
-    with store.session():  # the pages of one reading belong together
+    with store.session():  # the pages belong to one reading
         for lease in store.leases(pool or None):
             found.append(lease)
             if len(found) % _PAGE == 0:

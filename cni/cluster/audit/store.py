@@ -18,14 +18,14 @@ from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.resources import OF_STORES
 from ipam.stores.base import Store
 
-SECONDS = 30.0  # for one request
+SECONDS = 30.0  # the limit for one request
 
 
 class Choice:
     """A chosen store. `store_ref` is its reference (ipam.stores.ref_of), `cooldown` the flat file's value in seconds.
-    `kubeconfig` is the path of a cluster's kubeconfig, or "". `namespace` has the leases; "" means the kubeconfig's.
-    `unnamed` is the path of the flat file that was to name the store and does not, or "". `notes` are log texts about
-    misspelt keys of the flat file."""
+    `kubeconfig` is the path of a cluster's kubeconfig, or "". `namespace` is the namespace of the leases; "" means that
+    of the kubeconfig. `unnamed` is the path of the flat file if the file names no store, otherwise "". `notes` are log
+    texts about misspelt keys of the flat file."""
 
     unnamed = ""
     notes: Sequence[str] = ()
@@ -73,7 +73,7 @@ def of_flat_file(config: str = "") -> Choice:
     if config and source.path != config:
         faults.append(Fault("--flat-file", config, "there is no such file"))
     named = IpamConfig()
-    named.ranges = []  # for all pools
+    named.ranges = []  # the ranges are not needed: the store is chosen for all pools
     source.fill(named, IPAM_KEYS, faults)
     refuse(faults)
     if not source.path and "KUBERNETES_SERVICE_HOST" in os.environ:
@@ -101,7 +101,7 @@ def readable(path: str, named: str) -> str:
 
 
 class _Files(Files):
-    """Access to all hosts and all files that the user may read, unlike a network, which the node's policy limits."""
+    """Access to all hosts, and to all files that the user may read. The node's policy limits only networks."""
 
     def follow(self, path: str, roots: str = "", /) -> str:
         return path
@@ -111,7 +111,7 @@ class _Files(Files):
 
 
 class NoFiles(_Files):
-    """Access that finds no flat file. It is for NADs, since other nodes may have other flat files."""
+    """Access that finds no flat file. NADs are read with it, since the flat file of another node may differ."""
 
     def load(self, path: str, /) -> bytes | None:
         return None
