@@ -6,7 +6,7 @@ scripts name the interpreter by its absolute path. The command stays in the chec
 
 A version has the plugins twice: links with the prefix railcni- lead to bin/, links without it to copies in plain/. The
 installer of Go whereabouts runs `cp -f whereabouts /opt/cni/bin` at every start, and so writes through railcni's link
-into plain/. Then `whereabouts` is Go's plugin again, as its user wants, but `railcni-whereabouts` has not changed.
+into plain/. So `whereabouts` becomes Go's plugin again, as its user wants, and `railcni-whereabouts` does not change.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DIGEST_BYTES = 6
 
 
 Sources: TypeAlias = Mapping[str, str | bytes]
-"""By the path in a version: the file, directory or link to copy there; bytes are the content of a new file."""
+"""Map a path in a version to its source: the path of the file, directory or link to copy, or the bytes of a file."""
 
 
 class Content(NamedTuple):

@@ -12,8 +12,9 @@ from cni.shared.spec.errors import InvalidConfig
 
 
 def below(root: str, path: str) -> str:
-    """The real path here of `path`, an absolute path on the host that is mounted at `root`. Links are followed as on
-    the host. Components that do not exist stay as they are. Raises InvalidConfig when the links form a loop."""
+    """Convert `path`, an absolute path on the host, to its real path here, where the host is mounted at `root`. Links
+    are followed as on the host. Components that do not exist stay as they are. Raises InvalidConfig when the links form
+    a loop."""
     root = os.path.realpath(root).rstrip("/")
     try:
         return root + files.resolve(path, root, strict=False)
@@ -28,7 +29,7 @@ def put(path: str, temporary: str, make: Callable[[str], object]) -> None:
     try:
         make(temporary)
         os.rename(temporary, path)
-    finally:  # left by a full disk, or by rename(2) if both paths are names of one file
+    finally:  # the file is left by a full disk, or by rename(2) if both paths are names of one file
         remove(temporary)
     for folder in {os.path.dirname(path), os.path.dirname(temporary)}:
         files.sync(folder)

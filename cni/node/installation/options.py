@@ -78,7 +78,8 @@ def plugin_folder(root: str, to: str = "") -> str:
 
 
 def candidates(root: str) -> dict[str, str]:
-    """Map each configured runtime to its plugin folder; without one, map distributions to their folders that exist."""
+    """Map each configured runtime to its plugin folder or, if there is none, distributions to their existing
+    folders."""
     usual = ((name, [f for f in folders if os.path.isdir(below(root, f))]) for name, folders in _USUAL)
     found = dict(_configured(root)) or {name: there[0] for name, there in usual if there}
     same: dict[str, str] = {}  # folder -> its first path; other paths to the same folder are replaced by it
@@ -100,8 +101,8 @@ def _configured(root: str) -> Iterator[tuple[str, str]]:
 
 
 def _named(root: str, documents: list[dict[str, Any]]) -> str:
-    """The plugin folder that a runtime's configuration files `documents` name: in the last file with a list of folders,
-    the first folder that exists or, if none exists, the first folder."""
+    """The plugin folder in a runtime's configuration files `documents`. The last file with a list of folders counts.
+    The first existing folder of the list is taken or, if none exists, the first folder."""
     found = (_strings(_table(d, *table).get(key)) for d in reversed(documents) for table in _TABLES for key in _KEYS)
     folders = next(filter(None, found), [DEFAULT])
     return next((f for f in folders if os.path.isdir(below(root, f))), folders[0])

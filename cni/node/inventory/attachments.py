@@ -52,7 +52,7 @@ def changed(directory: str = STATE) -> int:
 
 
 def completed(directory: str = STATE) -> tuple[list[dict[str, Any]], bool]:
-    """Return (the attachments that no plugin call is changing now, whether others were left out)."""
+    """Return (the attachments that no plugin call is changing now, whether other attachments were left out)."""
     records, ended, every = Records(directory), [], found(directory=directory)
     for one in every:
         held = records.try_locked(Attachment(one["network"], one["containerID"], one["ifname"]), LINK)
@@ -72,8 +72,8 @@ def device_of(attachment: dict[str, Any]) -> str:
 
 def network_data(attachment: dict[str, Any], every: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """The result of the ADD of `attachment`, as NetworkDeviceData of a ResourceClaim. `every` are the node's
-    attachments. If `attachment` is one NIC of a group with common IPAM (ipam.group.rails), one of these is the
-    attachment of the group, whose record has the addresses."""
+    attachments. If `attachment` is one NIC of a group with common IPAM (ipam.group.rails), they include the group's own
+    attachment, whose record has the addresses."""
     link = attachment["records"][LINK]["link"]
     mac = link.get("mac") or (link.get("device") or {}).get("mac")
     known = {"interfaceName": attachment["ifname"], "hardwareAddress": mac, "ips": attachment["addresses"]}

@@ -2,10 +2,9 @@
 selectors compare, and their device nodes.
 
 When a function is in a pod, sysfs hides the function's netdevs and, in RDMA's exclusive mode, its verbs devices. The
-directories that contained these stay, and so do those of the character devices (drivers/base/core.c,
-class_dir_create_and_add).
-Sources: Documentation/ABI/testing/sysfs-bus-pci, Documentation/ABI/stable/sysfs-class-infiniband and
-Documentation/driver-api/vfio.rst of the kernel."""
+function's directories `net` and `infiniband` stay, and so do the directories of its character devices
+(drivers/base/core.c, class_dir_create_and_add). Sources: Documentation/ABI/testing/sysfs-bus-pci,
+Documentation/ABI/stable/sysfs-class-infiniband and Documentation/driver-api/vfio.rst of the kernel."""
 
 from __future__ import annotations
 

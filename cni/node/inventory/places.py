@@ -41,7 +41,7 @@ def is_missing(path: str) -> bool:
 
 
 def is_of_pod(pod: tuple[str, str], wanted: str) -> bool:
-    """Whether the text `wanted`, [NAMESPACE/]NAME, means the pod with the (namespace, name) `pod`."""
+    """Whether the text `wanted`, [NAMESPACE/]NAME, names the pod `pod`, which is (namespace, name)."""
     namespace, _, name = wanted.rpartition("/")
     return bool(name) and pod[1] == name and namespace in ("", pod[0])
 
@@ -59,8 +59,9 @@ def is_alive(netns: str) -> bool:
 
 
 def running_pods(root: str, pods: Collection[str]) -> list[str]:
-    """The UIDs in `pods` of pods with a cgroup on the host mounted at `root`. kubelet creates a pod's cgroup before it
-    prepares the pod's claims, and removes it after the pod's end. systemd's cgroups have "_" in place of "-"."""
+    """Return the UIDs in `pods` whose pods have a cgroup on the host mounted at `root`. kubelet creates a pod's cgroup
+    before it prepares the pod's claims, and removes the cgroup after the pod's end. systemd's cgroups have "_" in place
+    of "-"."""
     wanted = {uid.replace("-", "_"): uid for uid in pods}
     names = (name for _, folders, _ in os.walk(f"{root}/sys/fs/cgroup") for name in folders)
     found = (_POD_GROUP.search(name) for name in names)

@@ -1,7 +1,8 @@
 """The network namespaces of this node, with their links, addresses and pods.
 
 The pod of a namespace is found in railcni's records, or in libcni's cache, which has other plugins' attachments too.
-Namespaces are found in the records, in the cache, below /run/netns, and in /proc of each process open to this user.
+Namespaces are found in the records, in the cache, below /run/netns, and in the /proc of processes that this user may
+inspect.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from cni.shared.records import STATE
 from cni.shared.spec.errors import CniError, InvalidConfig, InvalidNamespace
 
 _LINK_LOCAL = "fe80:"
-REMEDY = "run it as root"  # the remedy if this user lacks the rights
+REMEDY = "run it as root"  # the remedy if the user lacks rights
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""The part of a container runtime that runs the plugins of a network in order, and caches the results.
+"""Run the plugins of a network in order, and cache the results, as a container runtime does.
 
-Plugins are called as by libcni (libcni/api.go, SPEC.md section 3). Three differences help the user of a command line.
-DEL and GC call all plugins before they report errors. A call of VERSION precedes an ADD. If a network's version is too
-old for CHECK or STATUS, the call uses a newer version that the network's plugins support.
+Plugins are called as libcni calls them (libcni/api.go, SPEC.md section 3), with three differences that help the user of
+a command line. DEL and GC call all plugins before they report errors. VERSION is called before ADD. If a network's spec
+version is too old for CHECK or STATUS, the call uses a newer version that the network's plugins support.
 """
 
 from __future__ import annotations

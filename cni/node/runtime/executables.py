@@ -98,8 +98,8 @@ def _execute(file: str, environ: Mapping[str, str], stdin: bytes) -> subprocess.
 
 
 def _interpreter(file: str) -> str:
-    """A text that names the interpreter of the script `file`, whose absence may be the cause of ENOENT (execve(2)); ""
-    if `file` is no executable script."""
+    """A text that names the interpreter of the script `file`, or "" if `file` is no script. execve(2) fails with ENOENT
+    also if the interpreter is missing."""
     try:
         with open(file, "rb") as script:
             first = script.readline(256)

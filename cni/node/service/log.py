@@ -15,8 +15,8 @@ LEVELS = ("debug", "info", "warning", "error")
 
 
 class AgentLog(Log):
-    """A log that people and programs can read, also for the plugins' code. Lines below the level `threshold`, one of
-    LEVELS, are not written."""
+    """The log of a program that keeps running; code that the program shares with the plugins writes to it too. Lines
+    below the level `threshold`, one of LEVELS, are not written."""
 
     __slots__ = ("_last", "_shown")
 
@@ -36,8 +36,8 @@ class AgentLog(Log):
             sys.stderr.flush()
 
     def state(self, about: str, text: str, **fields: object) -> None:
-        """Write the warning `text` about the subject `about`, unless the last text about this subject was the same.
-        For the text "", which means that the fault has ended, nothing is written."""
+        """Write the warning `text` about the subject `about`, unless the last text about this subject was the same. The
+        text "" means that the fault has ended, and writes nothing."""
         if self._last.get(about, "") != text:
             self._last[about] = text
             if text:

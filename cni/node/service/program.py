@@ -15,8 +15,8 @@ Run = Callable[[asyncio.Event], Awaitable[None]]
 
 
 async def serve(name: str, listen: tuple[str, int], pages: dict[str, Page], run: Run, log: AgentLog) -> int:
-    """Run the program `name`: await `run(event)`; return the exit code. SIGTERM and SIGINT set the event. Meanwhile
-    serve `pages` and /healthz over HTTP at the address `listen`."""
+    """Run the program `name`: await `run(event)`, and serve `pages` and /healthz over HTTP at the address `listen`.
+    SIGTERM and SIGINT set the event. Returns the exit code."""
     ended = asyncio.Event()
     events = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
