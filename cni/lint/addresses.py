@@ -45,7 +45,7 @@ class FlatFile(source.Files):
         return super().load(self.path) if self.path else _ASSUMED
 
     def follow(self, path: str, roots: str = "", /) -> str:
-        return super().follow(path, roots) if roots else path  # a path of the flat file is a node's
+        return super().follow(path, roots) if roots else path  # a path in the flat file is a path on a node
 
     def allow_host(self, host: str, /) -> None:
         self.hosts.append(host)
@@ -54,7 +54,7 @@ class FlatFile(source.Files):
         return "node"
 
     def warn(self, scope: Scope, keys: Keys, message: str, fix: str) -> None:
-        """Warn of a fault of the file, at the value with the path `keys`, unless the same warning has been given."""
+        """Warn of a fault of the file, at the value with the path `keys`. The same warning is given only once."""
         if message not in self.warned:
             self.warned.add(message)
             scope.warn(keys, self.shown(message), fix)
@@ -97,8 +97,8 @@ class Use:
 
 
 def overlaps(uses: Sequence[Use]) -> None:
-    """Warn if ranges of different networks overlap. Networks with the same master netdev may have the same range, and
-    networks with different masters may have separate pools."""
+    """Warn if ranges of different networks overlap. Networks with one master netdev may have the same range, and the
+    ranges of networks with different masters may overlap if their pools are separate."""
     for i, second in enumerate(uses):
         for first in uses[:i]:
             is_apart = first.family != second.family or first.low > second.high or second.low > first.high
@@ -119,7 +119,7 @@ def overlaps(uses: Sequence[Use]) -> None:
             elif is_one_space:
                 message = f"{about}: pods of one subnet get another prefix length than those of the other"
             elif is_on_two_wires:
-                continue  # different wires, on purpose
+                continue  # separate pools for different masters: on purpose
             else:
                 message = f"{about}, and nothing keeps both from giving the same address"
             second.scope.warn(second.keys, message, fix)
@@ -136,7 +136,7 @@ def _kept_back(keeping: Use, giving: Use) -> None:
 
 
 def written(scope: Scope, keys: Keys, block: object) -> None:
-    """Warn of unknown keys in the `ipam` block as its author wrote it, at the path `keys`, if it is a whereabouts block."""
+    """Warn of unknown keys in the original `ipam` block, which is at the path `keys`, if its type is whereabouts."""
     if not isinstance(block, dict) or known.own(str(member(block, "type"))) != known.OWN_IPAM:
         return
     unknown_keys(scope, keys, block, BLOCK_KEYS, "whereabouts")

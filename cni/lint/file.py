@@ -16,7 +16,7 @@ from cni.lint.plugin import Surroundings
 from cni.resources import config, rails
 from cni.shared.spec.errors import IoFailure
 
-_PLAN = {"count", "subnet"}  # keys that every plan of rails has, and no network
+_PLAN = {"count", "subnet"}  # keys that every plan of rails has, and that no network has
 
 
 def lint(paths: Iterable[str], flat_file: str = "") -> list[Diagnostic]:
@@ -37,7 +37,8 @@ def lint(paths: Iterable[str], flat_file: str = "") -> list[Diagnostic]:
 
 class _File:
     """The lint of one file: its `findings`, the `count` of objects of known kinds in it, and the `name` of its network.
-    `name` is "" if libcni does not read the file. A file must have a network unless it is `inside` a directory."""
+    `name` is "" if libcni does not read the file. A file without such objects gets a finding, unless the file is
+    `inside` a directory."""
 
     def __init__(self, path: str, around: Surroundings, inside: bool = False) -> None:
         self.findings: list[Diagnostic] = []

@@ -29,7 +29,7 @@ from ipam.ranges import parse_span
 
 _POOLS = {"IPPool": "subnet", "CIDRPool": "cidr"}
 _DEVICE_PLUGINS = ("rdmaSharedDevicePlugin", "sriovDevicePlugin")
-_TEMPLATES = (), ("spec", "template"), ("spec", "jobTemplate", "spec", "template")  # places of a pod, or its template
+_TEMPLATES = (), ("spec", "template"), ("spec", "jobTemplate", "spec", "template")  # paths to a pod, or to its template
 _TEMPLATE = "ResourceClaimTemplate"  # Multus reads only claims that are made from a template
 _CLAIMS: dict[str, tuple[str, ...]] = {"ResourceClaim": (), _TEMPLATE: ("spec",)}
 _RESOURCE = re.compile(r'"k8s\.cni\.cncf\.io"\]\.resourceName\s*==\s*"([^"]+)"')  # in a selector of devices
@@ -84,8 +84,8 @@ def _network(scope: Scope, around: Surroundings) -> None:
 
 
 def _written(scope: Scope, keys: Keys) -> tuple[Scope, Keys]:
-    """Find where the operator's network in `scope` determines the value at `keys` of its NAD. Return (document, path
-    in it), where the document is the network, or the JSON text in the network's field `ipam`."""
+    """Find the place in the operator's network from which the value at `keys` of its NAD comes. Return (document, path
+    in the document). The document is the network in `scope`, or the JSON text in the network's field `ipam`."""
     if keys[:1] == ("plugins",):
         keys = ("metaPlugins",) if keys[1:2] != (0,) else keys[2:]
     first = str(keys[0]) if keys else ""
@@ -162,8 +162,8 @@ def device_plugin(scope: Scope, around: Surroundings) -> None:
 
 
 def _plain(scope: Scope, around: Surroundings) -> bool:
-    """Examine device plugins' configurations in a ConfigMap, and return whether there are any. Of other objects, add to
-    `around` the resources that a pod, pod template or claim requests, and the resource of a DeviceClass."""
+    """Examine device plugins' configurations in a ConfigMap, and return whether there are any. From other objects, add
+    to `around` the resources that a pod, pod template or claim requests, and the resource of a DeviceClass."""
     document = scope.root.data
     scope.network = ""
     namespace = str(value_at(document, "metadata", "namespace") or "default")
@@ -263,10 +263,10 @@ def compare(around: Surroundings) -> None:
 
 
 def _compare(pod: PodNetworks, around: Surroundings, classes: dict[str, str]) -> None:
-    """Warn of each network of `pod` that needs a resource (DOMAIN/NAME) which the pod does not get, if another request
-    of the pod seems to be meant for this resource. Such requests are a claim for the resource that is not from a
-    template, a claim for another resource of DOMAIN or for devices that no network of the pod needs, and a container's
-    limit for another resource of DOMAIN. There is no other warning, as a webhook may add a request for the resource."""
+    """Warn of each network of `pod` whose resource (DOMAIN/NAME) the pod does not get, if the pod has a request that
+    seems to be meant for the resource. Such a request is a claim for the resource, but not from a template; a claim for
+    another resource of DOMAIN, or for devices that no network of the pod needs; or a container's limit for another
+    resource of DOMAIN. Without such a request there is no warning, since a webhook may add a request."""
     asked = {
         claim: {(name, of or classes.get(name, "")) for name, of in around.requests.get(claim, ())}
         for claim in pod.claims

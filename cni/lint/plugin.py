@@ -137,7 +137,7 @@ def examine(scope: Scope, keys: Keys, document: Mapping[str, Any], around: Surro
 
 
 def _capabilities(scope: Scope, keys: Keys, value: object) -> None:
-    """Warn of each capability in the object `value`, at the path `keys`, that is a misspelling of a known one."""
+    """Warn of each misspelt name of a known capability in the object `value`, which is at the path `keys`."""
     for name in value if isinstance(value, dict) else ():
         same = next((one for one in _CAPABILITIES if one.lower() == name.lower()), "")  # libcni distinguishes case
         if name not in _CAPABILITIES and (near := same or slip(name, _CAPABILITIES)):
@@ -176,8 +176,8 @@ def _ranges(scope: Scope, keys: Keys, value: object) -> None:
 
 
 def _same_index(scope: Scope, keys: Keys, document: Mapping[str, Any], asked: Rail | None) -> None:
-    """Check that a network uses railcni's IPAM plugin if a pod shall have the same index in the ranges of all rails
-    (NICs), since no other plugin does this. `asked` is the parsed value of the key `rail`."""
+    """Check that a network with `"addressing": "same-index"` uses railcni's IPAM plugin, since only this plugin can
+    give a pod the same index on all rails (NICs). `asked` is the parsed value of the key `rail`."""
     block = member(document, "ipam")
     kind = member(block, "type") if isinstance(block, dict) else None
     if asked and asked.is_same_index and known.own(str(kind)) != known.OWN_IPAM:

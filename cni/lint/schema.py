@@ -1,8 +1,8 @@
 """The JSON Schema of the plugins' configurations, made from the tables of keys that the plugins use.
 
 Each reader (the function that parses a key's value) has a rule: a JSON Schema that accepts the same values, as far as
-JSON Schema can express them. It cannot express that the case of keys is ignored, that an address is valid, or how keys
-depend on each other. For a reader without a rule any value is valid.
+JSON Schema can express them. It cannot express that the case of keys is ignored, whether an address is valid, or how
+keys depend on each other. If a reader has no rule, any value is valid.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def table(name: str, members: Iterable[Key], definitions: dict[str, Rule], about
             continue
         rule = rule_of(key.read)
         extra = next((name for name in features.NAMES if features.named(name).KEY is key), "")
-        if extra:  # an object of its keys, and perhaps a word or boolean that its reader accepts
+        if extra:  # an object or, if the reader accepts these, a boolean or word
             definitions[extra] = table(extra, features.named(extra).KEYS, definitions)
             more = [] if key.read is config.mapping else [_SWITCH, {"const": "auto", **_STRING}]
             rule = {"anyOf": [{"$ref": f"#/$defs/{extra}"}, *more]} if more else {"$ref": f"#/$defs/{extra}"}
@@ -159,7 +159,7 @@ def _conflist(definitions: dict[str, Rule]) -> Rule:
     """The schema of a conflist. The schema of each railcni plugin is added to `definitions`."""
     branches = []
     for name in (*LINK_PLUGINS, known.OWN_CHAINED):
-        prefixed = f"{known.PREFIX}{name}"  # there is a key `rdma` too
+        prefixed = f"{known.PREFIX}{name}"  # the key `rdma` has a definition of this name
         document = definitions[prefixed] = _plugin(name, definitions)
         ours = {"properties": {"type": document["properties"]["type"]}, "required": ["type"]}
         branches.append({"if": ours, "then": {"$ref": f"#/$defs/{prefixed}"}})
