@@ -1,5 +1,5 @@
-"""Diagnostics (faults of a file with line, key and remedy), and documents that collect diagnostics. The module also has
-the messages for refused values, and the search for the most likely meaning of a misspelt word."""
+"""Diagnostics (faults of a file with line, key and remedy), documents that collect diagnostics, messages for refused
+values, and the search for the word that a misspelt word most likely means."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cni.shared.config import slip
 from cni.shared.spec.errors import InvalidConfig
 
 ERROR, WARNING = "error", "warning"
-WIDTH = 100  # the most characters of a line that are shown
+WIDTH = 100  # the number of characters of a line that are shown
 Fixes = Mapping[str, str]
 _NONE: Fixes = MappingProxyType({})
 _SECRET = re.compile(r"""(etcd_password\W{1,6}["'])([^"'\\]*)""", re.IGNORECASE)  # hidden: findings are also logged
@@ -105,8 +105,8 @@ def refusal(path: str, faults: Sequence[Diagnostic]) -> InvalidConfig:
 @dataclass
 class Scope:
     """A document: its `text`, the parsed tree `root`, and the `findings` about it. New findings name the network
-    `network`, or "" while it is unknown. If the document is a string inside another document, `prefix` is the path of
-    keys to this string, with which the keys of findings begin."""
+    `network`, or "" while it is unknown. If the document is a string inside another document, `prefix` is the path to
+    this string; the keys of findings begin with it."""
 
     text: Text
     root: TreeNode

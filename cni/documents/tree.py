@@ -136,7 +136,7 @@ def compose(text: str) -> yaml.Node | None:
 
 def of_yaml(root: yaml.Node) -> TreeNode:
     """The tree of the YAML document with this root. Raises DocumentTooLarge, or yaml.YAMLError for an invalid value."""
-    known: dict[int, TreeNode] = {}  # by id: an alias is the same node as its anchor, and is converted once
+    known: dict[int, TreeNode] = {}  # by id: an alias has the node of its anchor, which is converted once
     constructor = yaml.SafeLoader("")
 
     def convert(node: yaml.Node, depth: int) -> TreeNode:
@@ -184,7 +184,7 @@ class Text:
         return Text(self.path, self.text[start:end], self._whole, self._places[start : end + 1])
 
     def bracketed(self) -> Text:
-        """Return the text in brackets [ and ], whose places are the two ends of the text."""
+        """Return the text in brackets. The places of "[" and "]" are the two ends of the text."""
         return Text(self.path, f"[{self.text}]", self._whole, [self._places[0], *self._places, self._places[-1]])
 
     def inner(self, value: str, start: int, end: int) -> Text:
