@@ -16,7 +16,7 @@ _EXCLUSIVE = (
     "RDMA is in the exclusive netns mode, in which a container sees no shared device: `rdma system set netns shared` while no"
     " other network namespace exists, or `options ib_core netns_mode=1` in /etc/modprobe.d and a reboot"
 )
-_VERSION = "1.1.0"  # version of the Device Information Specification
+_VERSION = "1.1.0"  # of the Device Information Specification
 
 RailGroups = Sequence[RailNics]
 DeviceNode = tuple[str, str]  # (path in the container, path on the host)
@@ -106,7 +106,7 @@ class _Candidate:
 
 
 def _candidate(nic: Function, resource: Shared, host: Host) -> _Candidate:
-    """Make a candidate of `nic`. Without `gidsPerDevice`, each device takes _ADDRESSES GIDs per RoCE version."""
+    """Make a candidate of `nic`. Without `gidsPerDevice`, a device takes _ADDRESSES GIDs for each RoCE version."""
     every = [port for name in nic.verbs if name in host.devices for port in host.devices[name].ports]
     ports = [port for port in every if port.netdev in resource.selectors.ifNames] or every
     nodes = _rdma_nodes(nic, resource.umad, host)
@@ -141,7 +141,7 @@ def _shared(resource: Shared, nics: Sequence[_Candidate]) -> Resource:
     """Return the resource with rdmaHcaMax devices, or fewer if GIDs are short, spread evenly over the NICs."""
     bounds = [nic.most for nic in nics]
     offers = [nic.offer for nic in nics]
-    if resource.allNics and nics:  # one offer with the nodes of all healthy NICs, which is healthy if any NIC is
+    if resource.allNics and nics:  # one offer, healthy if any NIC is, with the nodes of all healthy NICs
         well = [offer for offer in offers if not offer.fault]
         nodes = tuple(dict.fromkeys(node for offer in well or offers for node in offer.nodes))
         numa = tuple(sorted({number for offer in offers for number in offer.numa_nodes}))

@@ -43,8 +43,8 @@ def config_state(paths: Sequence[str]) -> tuple[object, ...]:
 
 
 def read_host(root: str = "", before: Host | None = None) -> Host:
-    """Read the node whose sys, dev and proc are below `root`. `before` is an earlier result. It still has the names of
-    netdevs that have been moved into pods since."""
+    """Read the node whose sys, dev and proc are below `root`. The names of netdevs in pods are hidden, and are taken
+    from `before`, an earlier result."""
     sys = f"{root}/sys"
     paths = {f"/dev/{folder}/{name}" for folder in _FOLDERS for name in names_in(f"{root}/dev/{folder}")}
     return Host(

@@ -105,9 +105,9 @@ def _selector(
 def _instead(
     wanted: Sequence[str], there: Sequence[str], others: Sequence[Function], host: Host, values: Values, unfit: str
 ) -> str:
-    """A hint if none of the values `wanted` exists. If one is a bond, the hint names its ports. Otherwise it names the
-    functions in `others` with a wanted value, and why they are `unfit`. Otherwise it names the existing values `there`,
-    or only similar values if there are any."""
+    """A hint for a selector if none of its values `wanted` exists: the ports, if a value is a bond; or the functions in
+    `others` that have a wanted value, and why they are `unfit`; or the existing values `there`, only the similar ones
+    if there are any."""
     names = [spans(text)[0] for text in wanted]
     for name in names:
         if ports := host.below.get(name):

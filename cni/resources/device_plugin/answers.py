@@ -17,7 +17,7 @@ _LONGEST = 48  # characters of a name in the path of a socket (107 at most) or i
 
 
 def plain(name: str) -> str:
-    """Turn the name of a resource into a part of a file name that differs from those of all other resources."""
+    """Turn the name of a resource into a part of a file name. No other resource has the same part."""
     text = name.replace("/", "_")
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 

@@ -43,11 +43,11 @@ _SETTLED = (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_F
 _SERVICE = api.DESCRIPTOR.services_by_name["DevicePlugin"]
 PREFIX = "railcni-"  # the start of the sockets' names
 _STREAM_SECONDS = 2.0  # from a registration until kubelet opens the stream
-_RETRY, _LONGEST_RETRY = 0.25, 30.0  # seconds between registrations, doubled each time
+_RETRY, _LONGEST_RETRY = 0.25, 30.0  # seconds until the next registration, doubled each time
 _STABLE = 60.0  # seconds; after the end of a longer stream, the pause between registrations is short again
 _LOOKS = (0.3, 0.7, 1.0, 10.0)  # seconds between readings of kubelet's devices; the last number repeats
 _CONFLICT_SECONDS = 2.0  # seconds between checks of a resource that another plugin serves; the first checks are quicker
-_UNASKED_SECONDS = 60.0  # between two lists for a kubelet without pod resources API; the first lists are quicker
+_UNASKED_SECONDS = 60.0  # between two lists if kubelet has no pod resources API; the first lists are quicker
 
 Allocated = Callable[[Resource, Sequence[Offer]], None]
 

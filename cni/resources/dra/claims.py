@@ -68,14 +68,15 @@ class Claims:
         return record
 
     def add_pods(self, record: Record, pods: Collection[str]) -> None:
-        """Add the UIDs `pods` to the claim's record, and write it after a change. Raises OSError when writing fails."""
+        """Add the UIDs `pods` to the claim's record, and write the record if it has changed. Raises OSError when
+        writing fails."""
         if new := [uid for uid in pods if uid not in record.get("pods", ())]:
             record["pods"] = [*record.get("pods", ()), *new]
             containers.write(self._folder, f"{record['uid']}.json", record, durable=True)
 
     def _free(self, record: Record, exclusive: Collection[str]) -> None:
-        """Unprepare each other claim that has a device of `record`, if the device is in `exclusive`. Raises
-        TryAgainLater when `holder` says that such a claim is in use, so that no two containers have the device."""
+        """Unprepare each other claim that has a device of `record` which is in `exclusive`. Raises TryAgainLater when
+        `holder` says that such a claim is in use, so that no two containers have the device."""
         wanted = _held(record).intersection(exclusive)
         for other in self.records():
             if other["uid"] == record["uid"] or not (held := wanted & _held(other)):

@@ -52,7 +52,7 @@ class Driver:
         self._devices: dict[str, slices.Device] = {}
         self._records: dict[str, Record] = {}
         self._asked: set[str] = set()  # claims prepared since the last registration, which kubelet will unprepare
-        self._publish_due = float("inf")  # until the devices are read, since all slices would be deleted
+        self._publish_due = float("inf")  # never before the devices are read: this would delete all slices
         self._others_due, self._statuses_due, self._fault, self._untold = 0.0, 0.0, "", ""
         self._pause, self._compares_claims = _FIRST_PAUSE, True
         self._news = asyncio.Event()  # ends the pause between two checks
@@ -84,7 +84,7 @@ class Driver:
             await self._endpoint.close()
 
     async def _look(self) -> None:
-        """Offer the devices that exist now, except devices of resources that a device plugin serves."""
+        """Offer the devices that exist now, but not those of resources that a device plugin serves."""
         is_new = self._watch.look()
         if not is_new and monotonic() < self._others_due:
             return

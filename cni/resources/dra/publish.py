@@ -27,7 +27,7 @@ from ipam.stores.apiserver.faults import Conflict, NotFound, Undefined
 from ipam.stores.apiserver.resources import CLAIMS, CLASSES, EVERYWHERE, NODE_SLICES, NODES, replacement
 from ipam.stores.base import Unreachable
 
-_SECONDS = 10.0  # seconds for a request; kubelet waits 45 s for a preparation
+_SECONDS = 10.0  # seconds for a request; kubelet waits 45 s until a claim is prepared
 _SETTLED = 1_000_000_000  # ns; more than a tick of a file system's clock, so a later change gets another timestamp
 
 _Content = Mapping[str, tuple[list[dict[str, Any]], int]]  # the devices of each slice, and the number of slices
@@ -192,7 +192,8 @@ def _claim(api: Api, claim: Record) -> dict[str, Any] | None:
 
 def _devices(claim: Record, found: Collection[dict[str, Any]]) -> list[Record]:
     """The status entries of the devices of `claim` that its pods have attached. `found` are the node's attachments.
-    Each attached link makes one entry, since each of several shares of a device has its own link."""
+    There is one entry for each attached link: if a claim has several shares of a device, each share has its own
+    link."""
     links = [one for one in found if LINK in one["records"]]
     own = [one for one in links if one["records"][LINK]["pod"][2] in claim.get("pods", ())]
     entries = []

@@ -34,8 +34,8 @@ _REMEDIES = {
 def apply(policies: Sequence[VfPolicy], root: str, kubelet: str, done: Callable[[VfStep], object]) -> list[str]:
     """Make the VFs, and call `done` after each step. Returns a sentence for each refusal and failure.
 
-    After a failed step the other steps of the card are skipped. If the step sets a MAC or GUID, only the steps for
-    MACs, GUIDs and rebinding are skipped.
+    After a failed step the other steps of the card are skipped. If the failed step sets a MAC or GUID, only the card's
+    steps for MACs, GUIDs and rebinding are skipped.
     """
     node = cards.read(root, kubelet)
     functions = {card.function.id: card.function for card in node.cards}

@@ -113,7 +113,7 @@ def _given(kubelet: str) -> dict[str, str]:
             for device in devices
         }
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return {}  # no kubelet, or a checkpoint of another format
+        return {}  # kubelet is missing, or its checkpoint has another format
 
 
 def _holders(proc: str) -> tuple[dict[str, str], bool]:
@@ -137,9 +137,9 @@ def _holders(proc: str) -> tuple[dict[str, str], bool]:
 
 
 def read_macs(card: Function, numbers: Iterable[int], root: str) -> tuple[str, dict[int, str]]:
-    """Return (permanent MAC of the card, administrative MACs of its VFs by number), on InfiniBand GUIDs in place of
-    MACs. If this process does not see the netdev, the result is ("", {}). If `root` has no namespace, as in a copied
-    tree, it is (the card's MAC from sysfs, {}). Raises OSError when the node's network namespace may not be entered."""
+    """Return (permanent MAC of the card, administrative MACs of its VFs by number); on InfiniBand, GUIDs in place of
+    MACs. Return ("", {}) if this process does not see the netdev. Return (the card's MAC in sysfs, {}) if `root` has no
+    namespace, as in a copied tree. Raises OSError when the node's network namespace may not be entered."""
     with _links(root) as host:
         if host is None:
             netdev = next(iter(card.netdevs), "") if card.link_type in (ETHER, INFINIBAND) else ""

@@ -68,7 +68,7 @@ class VfStep:
 
     @property
     def place(self) -> str:
-        """The changed object, for messages: the card, "CARD VF 3", or "kernel"."""
+        """The object that changes, for messages: the card, "CARD VF 3", or "kernel"."""
         return f"{self.card} VF {self.vf}" if self.vf >= 0 else self.card or "kernel"
 
     @property
@@ -79,7 +79,8 @@ class VfStep:
 
 @dataclass(frozen=True)
 class VfPlan:
-    """The `steps` in order. `refused` has a sentence with the reason for each unserved card or policy."""
+    """The `steps` in order. `refused` has a sentence for each policy without a card, and for each card whose VFs are
+    not made or lack a setting."""
 
     steps: tuple[VfStep, ...] = ()
     refused: tuple[str, ...] = ()
@@ -171,7 +172,7 @@ def _vf(card: Card, number: int, policy: VfPolicy | None, now: Function | None, 
     if now is None or not right or lacks_mac:
         yield VfStep(MTU, "", str(policy.mtu), card.function.id, number)
         return
-    for netdev in now.netdevs[:1]:  # the MTU of a VF in a pod is the pod's
+    for netdev in now.netdevs[:1]:  # none for a VF in a pod: the MTU belongs to the pod
         if node.mtus.get(netdev, policy.mtu) != policy.mtu:
             yield VfStep(MTU, str(node.mtus[netdev]), str(policy.mtu), card.function.id, number)
 
