@@ -97,8 +97,8 @@ class Use:
 
 
 def overlaps(uses: Sequence[Use]) -> None:
-    """Warn if ranges of different networks overlap. Networks with one master netdev may have the same range, and the
-    ranges of networks with different masters may overlap if their pools are separate."""
+    """Warn if ranges of different networks overlap. Networks with one master netdev may have the same range. Ranges of
+    networks with different masters may overlap if their pools are separate."""
     for i, second in enumerate(uses):
         for first in uses[:i]:
             is_apart = first.family != second.family or first.low > second.high or second.low > first.high
@@ -225,7 +225,7 @@ def _whereabouts(
 
 
 def _rails(scope: Scope, keys: Keys, request: Request, config: ipam_config.IpamConfig) -> None:
-    """Check `rail.ranges`, where the IPAM plugin gives a pod the same index on each rail (a numbered NIC of a node)."""
+    """Check `rail.ranges`, from which the IPAM plugin gives a pod the same index on each rail (a NIC of the node)."""
     unread: list[Fault] = []  # the check of the link plugin reports these
     rail = rails_key.read(request.config, unread)
     if rail is None or unread or not rail.is_same_index:

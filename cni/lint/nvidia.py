@@ -62,8 +62,6 @@ class HostDeviceNetwork(_Spec):
 
 
 class IPoIBNetwork(_Spec):
-    """The spec of an IPoIBNetwork."""
-
     plugin = {"type": "ipoib", "master": ""}
     master: str = ""
 

@@ -55,7 +55,6 @@ class Health:
         self._known_good: tuple[object, ...] = ()  # the fingerprint of plugins that have run without fault
 
     def faults(self) -> list[str]:
-        """The present faults of the installation."""
         try:
             folder, state = folder_of(self._options), state_of(self._options)
             facts = layout.read(folder.path)
@@ -150,7 +149,7 @@ class Agent:
             self._log.say("warning", message, file=f"{self._folder_shown}/{nodefiles.FLAT_FILE}")
 
     def _observe(self, verb: str, resource: str, seconds: float, fault: BaseException | None) -> None:
-        """Add the duration (`seconds`) and the `fault` of a request to the API server to the metrics."""
+        """Count a request to the API server in the metrics, with its duration `seconds` and its `fault`, if any."""
         place = resource.split("/")
         kind = f"{place[0]}/{place[-1]}" if len(place) > 1 else resource
         self.metrics.durations.observe(seconds, verb, kind)

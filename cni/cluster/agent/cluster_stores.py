@@ -86,7 +86,6 @@ class ClusterSource(ABC):
         self.seen_on: dict[Key, str] = {}  # the node on which an abandoned lease's pod ran; "": several nodes
 
     def connect(self, cluster: Cluster) -> None:
-        """Use `cluster` from now on."""
         if cluster is self.cluster:
             return
         self.cluster = cluster
@@ -226,7 +225,8 @@ class ClusterSource(ABC):
         self._firsts: dict[Pool, int] = {}  # the first address of each IPPool
 
     def _keep(self, leases: Iterable[Lease], nodes: Mapping[str, Node]) -> None:
-        """Add to `abandoned` the `leases` whose node is not in `nodes` or is out of service, except this node's own."""
+        """Add to `abandoned` those `leases` whose node is not in `nodes` or is out of service, but no lease of this
+        node."""
         for lease in leases:
             key = lease.identity
             if is_abandoned(lease, nodes) and key not in self.marked and key not in self.records:

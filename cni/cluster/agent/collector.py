@@ -154,8 +154,8 @@ class Collector:
         return pod
 
     def _check_abandoned(self, source: ClusterSource, name: str, lease: Lease) -> None:
-        """Check that an abandoned lease is still dead, and mark it in the store as abandoned. `name` is its node.
-        Raises Changed if the lease is not dead now, or if the node or its agent is back."""
+        """Check that an abandoned lease is still dead, and mark it in the store as abandoned. `name` is the lease's
+        node. Raises Changed if the lease is not dead now, or if the node or its agent is back."""
         pod = self._check(lease)
         if name and not (pod and pod.is_over and not lease.node):
             node = self.server().node(name)

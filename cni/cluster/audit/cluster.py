@@ -40,8 +40,8 @@ class Cluster:
         self.api = Api(path, seconds, namespace)
 
     def pages(self, resource: str, parse: Callable[[dict[str, Any]], T], **choice: Any) -> Iterator[list[T]]:
-        """Yield the parsed objects of `resource`, page by page. Yields nothing if the CRD is missing. `choice` has
-        parameters of Api.pages. Raises Expired when the reader is too slow; `read_all` then begins again."""
+        """Yield the parsed objects of `resource`, page by page. Yields nothing if the CRD is missing. `choice` is
+        passed to Api.pages. Raises Expired when the reader is too slow; `read_all` then begins again."""
         try:
             for page in self.api.pages(resource, **{"size": _PAGE, **choice}):
                 yield [parse(document) for document in page]

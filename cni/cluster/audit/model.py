@@ -142,7 +142,6 @@ class Snapshot:
 
 
 def parse_pod(document: Mapping[str, Any]) -> Pod:
-    """Convert an object of the API to a pod."""
     metadata, status = document.get("metadata") or {}, document.get("status") or {}
     annotations = metadata.get("annotations") or {}
     told = next((annotations[key] for key in STATUS_ANNOTATIONS if annotations.get(key)), "")
@@ -159,7 +158,6 @@ def parse_pod(document: Mapping[str, Any]) -> Pod:
 
 
 def parse_node(document: Mapping[str, Any]) -> Node:
-    """Convert an object of the API to a node."""
     conditions = (document.get("status") or {}).get("conditions") or []
     taints = (document.get("spec") or {}).get("taints") or []
     return Node(

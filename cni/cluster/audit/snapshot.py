@@ -75,7 +75,7 @@ def audit(choices: Sequence[Choice], progress: Progress) -> Audit:
 
 
 def _elsewhere(cluster: Cluster) -> list[Finding]:
-    """The findings about pools of the cluster's namespace that exist in another namespace too."""
+    """The findings about pools in the namespace of `cluster` that exist in another namespace too."""
     own = cluster.api.access.namespace
     found = read_all(lambda: cluster.pages(POOLS, lambda one: one["metadata"], namespace=EVERYWHERE, brief=True))
     places = [(metadata["name"], metadata["namespace"]) for metadata in found]

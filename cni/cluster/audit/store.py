@@ -55,7 +55,6 @@ class Choice:
         return {"kind": self.kind, "server": str(access), "namespace": access.namespace}
 
     def __str__(self) -> str:
-        """The store's name for messages."""
         if not self.is_shared:
             path = str(self.store_ref["path"])
             return f"{path}, which is not there: --kubeconfig FILE names a cluster" if is_missing(path) else path

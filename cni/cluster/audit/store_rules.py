@@ -1,5 +1,5 @@
-"""The rules that need no pods. They compare leases with the records and namespaces of a machine, and check the numbers
-of used addresses in file stores and the keys of etcd. Pure."""
+"""The rules that need no pods. They compare leases with the records and namespaces of a machine. They also check the
+keys of etcd, and the numbers of used addresses in file stores. Pure."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ _ALONE = (b"cooling", b"former", b"full", b"void")  # keys that belong to no lea
 
 
 def find_in_keys(entries: Mapping[bytes, bytes], keys: Keys) -> tuple[list[Lease], list[Finding]]:
-    """Return (leases, findings) from `entries`, the keys and values of a store. Each key without its lease is a
+    """Return (leases, findings) from `entries`, the keys and values of a store. Each key of a missing lease is a
     finding."""
     leases: list[Lease] = []
     found: list[Finding] = []

@@ -57,7 +57,6 @@ def here() -> Content:
 
 
 def bundle(top: str) -> Content:
-    """The content of the bundle in the directory `top`."""
     release = read_whole(f"{top}/{VERSION_FILE}").decode().split()[0]
     own = {path: source for path, source in tree(top).items() if path.partition("/")[0] != COPIES}
     return Content(top, release, own | _copies(top))  # an installed version has copies already

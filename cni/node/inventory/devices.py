@@ -118,7 +118,6 @@ def model_of(device: str, address: str, root: str = "/sys") -> str:
 
 
 def ports(devices: Iterable[VerbsDevice]) -> list[Port]:
-    """All ports of the devices."""
     return [port for device in devices for port in device.ports]
 
 

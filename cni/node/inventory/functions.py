@@ -52,7 +52,6 @@ class Function:
 
     @property
     def is_virtual(self) -> bool:
-        """Whether the function is a virtual function (VF)."""
         return self.index >= 0
 
     @property

@@ -43,14 +43,13 @@ class HttpEndpoint:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def close(self) -> None:
-        """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
 
 
 class _Server(ThreadingHTTPServer):
-    """A server that closes its oldest connection when it has too many. A probe is answered before its connection is the
-    oldest, since it sends its request at once."""
+    """A server that closes its oldest connection when it has too many. A probe sends its request at once, so it is
+    answered before its connection is the oldest."""
 
     daemon_threads = True
     request_queue_size = _MOST_CLIENTS

@@ -85,8 +85,6 @@ class Histogram(Family):
 
 
 class Metrics:
-    """All metrics of the agent."""
-
     def __init__(self) -> None:
         by = ("ippool", "node")
         self.in_use = Family("ipam_allocations_in_use", "Leases, by pool and node; told by the elected agent.", *by)

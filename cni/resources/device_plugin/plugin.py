@@ -39,7 +39,6 @@ class Plugin:
         self._unwritten = ""  # the reason why CDI specifications are missing, with --cdi
 
     async def run(self, ended: asyncio.Event) -> None:
-        """Serve until `ended` is set."""
         server.remove_stale(self._kubelet.folder)
         look_due = 0.0
         await asyncio.to_thread(self._make_vfs)  # before the plugin offers kubelet a VF that this call may remove

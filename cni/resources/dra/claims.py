@@ -75,8 +75,8 @@ class Claims:
             containers.write(self._folder, f"{record['uid']}.json", record, durable=True)
 
     def _free(self, record: Record, exclusive: Collection[str]) -> None:
-        """Unprepare each other claim that has a device of `record` which is in `exclusive`. Raises TryAgainLater when
-        `holder` says that such a claim is in use, so that no two containers have the device."""
+        """If another claim has one of the devices of `record`, and the device is in `exclusive`, unprepare that claim.
+        Raises TryAgainLater when `holder` says that the claim is in use, so that no two containers have the device."""
         wanted = _held(record).intersection(exclusive)
         for other in self.records():
             if other["uid"] == record["uid"] or not (held := wanted & _held(other)):

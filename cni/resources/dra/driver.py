@@ -59,7 +59,6 @@ class Driver:
         self._unpublished = "the ResourceSlices are not published yet"
 
     async def run(self, ended: asyncio.Event) -> None:
-        """Serve until `ended` is set."""
         self._log.state("virtual functions", _UNMADE if self._watch.config.policies else "")
         self._records = {one["uid"]: one for one in await asyncio.to_thread(self._claims.restore)}
         end = asyncio.create_task(ended.wait())
@@ -202,8 +201,8 @@ class Driver:
         return f"the claim is gone, but pod {runs} still runs on this node: delete the pod" if runs else ""
 
     def _compare_claims(self) -> None:
-        """Unprepare the claims that are not in use, since a kubelet that has lost its state does not do so. Raises
-        CniError when a request fails, OSError when reading fails."""
+        """Unprepare the claims that are not in use. A kubelet that has lost its state does not do this. Raises CniError
+        when a request fails, OSError when reading fails."""
         for uid, record in self._records.items():
             if not self._holder(record):
                 self._unprepare(record)

@@ -2,8 +2,8 @@
 
 A shared NIC is a device with several allocations. Each allocation takes the GIDs of one pod from the NIC's capacity. An
 exclusive function is a device that one claim has at a time. If DRANET and dra-driver-sriov use the same full name of an
-attribute, such as `dra.net/numaNode`, this driver uses it too. Otherwise the name is this driver's domain followed by
-the short name of one of the two, if any.
+attribute, such as `dra.net/numaNode`, this driver uses it too. Otherwise this driver puts its own domain before the
+short name, which is that of DRANET or dra-driver-sriov if either has the attribute.
 
 Sources: types.go of staging/src/k8s.io/api/resource/v1 in Kubernetes, and its deviceattribute package; pkg/draclient of
 Multus; pkg/apis/attributes.go of DRANET; pkg/consts/consts.go of dra-driver-sriov.

@@ -26,7 +26,7 @@ _MODULES = {VFIO: ("vfio-pci",), "RDMA": ("ib_uverbs", "rdma_ucm")}
 class Card:
     """A physical function, its VFs by number, and `most`, the number of VFs that it can have. `macs` are the VFs'
     administrative MACs by number. `mac` is the card's permanent MAC; "" when administrative MACs are impossible or
-    unreadable. On InfiniBand both have GUIDs."""
+    unreadable. On InfiniBand, `macs` and `mac` are GUIDs."""
 
     function: Function
     most: int
@@ -197,7 +197,6 @@ def _mac(mac: str, vf: int) -> str:
 
 
 def _is_of(card: Card, policy: VfPolicy) -> bool:
-    """Whether the policy selects the card."""
     selector, function = policy.nicSelector, card.function
     return (
         (not selector.vendor or selector.vendor == function.vendor)
