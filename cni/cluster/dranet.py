@@ -7,9 +7,10 @@ The IPAM plugin of the block is executed with the claim's UID as containerID, an
 device's name. DRANET's example webhook for Go's whereabouts uses the same containerID and name, so each webhook can
 release addresses that the other has given.
 
-DRANET does not repeat a failed release. So this program frees the leases of deleted ResourceClaims. In this node's
-records, their network is a profile, their containerID a UID, and their pod is empty. Kubernetes keeps the object of a
-claim while a pod uses the claim. A lease is freed when two readings, a grace period apart, do not find its claim.
+DRANET does not repeat a failed release. So this program frees the leases of deleted ResourceClaims. It finds these
+leases in this node's records, as those with a profile as network, a UID as containerID, and no pod. Kubernetes keeps
+the object of a claim while a pod uses the claim. A lease is freed when two readings, a grace period apart, do not find
+its claim.
 """
 
 from __future__ import annotations

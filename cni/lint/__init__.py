@@ -1,5 +1,5 @@
 """The lint: find the faults of networks in files, and return the faults as data. All faults of a document are found at
-once, but only its first syntax error. Modules:
+once, but of its syntax errors only the first. Modules:
 
     file       files and directories, and each document of a file, as cni.documents reads it
     network    a conflist, a single configuration, a chain, a NAD

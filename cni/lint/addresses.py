@@ -244,7 +244,7 @@ def _rails(scope: Scope, keys: Keys, request: Request, config: ipam_config.IpamC
 
 
 def _gateways(scope: Scope, keys: Keys, config: ipam_config.IpamConfig) -> None:
-    """Warn of each gateway that is in none of the network's subnets, so that no pod can reach it."""
+    """Warn of each gateway outside of the network's subnets, since pods cannot reach it."""
     subnets = [*config.ranges, *(Range(*parse_cidr(a.address)) for a in config.addresses)]
     of_routes = [(("routes", i, "gw"), route.gw) for i, route in enumerate(config.routes)]
     for place, text in [(("gateway",), config.gateway), *of_routes]:

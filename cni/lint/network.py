@@ -92,8 +92,7 @@ def _inside(around: Surroundings, document: dict[str, Any], model: Configuration
 
 
 def _configuration(scope: Scope, document: dict[str, Any], around: Surroundings) -> Configuration | None:
-    """Check the keys outside of `plugins` that a runtime reads. Returns the network's model, or None if it has
-    faults."""
+    """Check the keys outside of `plugins` that a runtime reads. Returns the network's model, or None after a fault."""
     outer = {k: v for k, v in document.items() if k != "plugins"}
     listed = document.get("plugins")
     if listed is not None and not isinstance(listed, list):

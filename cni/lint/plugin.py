@@ -148,8 +148,9 @@ def _capabilities(scope: Scope, keys: Keys, value: object) -> None:
 def _of_a_rail(
     scope: Scope, keys: Keys, document: Mapping[str, Any], rails: Mapping[str, Any], around: Surroundings
 ) -> Mapping[str, Any]:
-    """Return the plugin configuration `document`, completed from `rail.ranges`: for its rail (a numbered NIC of each
-    node), or for rail 0 if the network serves all rails. Add faults of rail.nics to the findings."""
+    """Return the plugin configuration `document`, completed with the ranges that `rail.ranges` has for its rail (a NIC
+    of each node). If the network serves all rails, those of rail 0 are used. Add faults of rail.nics to the
+    findings."""
     index, block = member(rails, "index"), member(document, "ipam")
     if not member(rails, "nics"):
         return rail.completed(dict(document), index)

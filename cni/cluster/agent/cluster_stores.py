@@ -41,8 +41,7 @@ _BUSY: Outcome = (False, "", "")
 
 
 class GraceTracker:
-    """The dead leases (without a pod) in the last reading, with the time when this process first found each one
-    dead."""
+    """The dead leases (without a pod) in the last reading, each with the time when this process first found it dead."""
 
     def __init__(self) -> None:
         self.leases: dict[Key, Lease] = {}
@@ -98,8 +97,7 @@ class ClusterSource(ABC):
         self.abandoned_dead, self.waiting, self.seen_on = GraceTracker(), GraceTracker(), {}
 
     def remember_nodes(self, pods: Mapping[Name, Pod]) -> None:
-        """Record the node of each pod in `pods` that has an abandoned lease. If the lease has a UID, it must be the
-        pod's UID."""
+        """Record the node of each pod in `pods` that has an abandoned lease. A UID in the lease must be the pod's."""
         known = {key: node for key, node in self.seen_on.items() if key in self.abandoned}
         for key, lease in self.abandoned.items():
             pod = pods.get(lease.pod_name)

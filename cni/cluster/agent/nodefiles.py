@@ -165,8 +165,8 @@ class Tokens:
         self._renewal = 0.0
 
     def current(self, own: str, api: Callable[[], Api]) -> str:
-        """The plugins' token: without an account `own`, the agent's token; otherwise a requested token, which is
-        replaced after half its lifetime. Raises CniError when a request fails."""
+        """The plugins' token. Without an account, this is `own`, the agent's token. Otherwise it is a requested token,
+        which is replaced after half its lifetime. Raises CniError when a request fails."""
         if not self._name:
             return own
         if not self._token or self._clock() >= self._renewal:

@@ -4,8 +4,8 @@
 
 model        pods, nodes, networks and pools as values, parsed from objects of the API            pure
 cluster      a client of the API server, which reads its lists in pages
-snapshot     reads a store and its cluster, and finds faults in them by the rules
-silence      the Leases of agents, which show that an agent is alive, and which agent is elected
+snapshot     reads a store and its cluster, and applies the rules to them
+silence      the Leases that show which agents are alive, and the Lease that shows which agent is elected
 findings     the kinds of findings
 lease_rules  the comparison of leases and reservations with pods; leases of deleted nodes             pure
 store_rules  the faults inside a store, and the comparison of leases with records                 pure

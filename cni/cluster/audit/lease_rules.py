@@ -243,8 +243,7 @@ class AuditRules:
                 yield Finding(kinds.DUPLICATE_ADDRESS, LOOK, message, address=text, pod=str(first), node=first.node)
 
     def _space(self, interface: PodInterface, address: Address) -> object:
-        """A key: the address must be unique among interfaces with this key. None if another IPAM plugin gave the
-        address."""
+        """A key: the address must be unique among interfaces with this key. None for an address from another IPAM."""
         if networks := self._networks(interface, address):
             network = networks[0]
             return ("scope", network.network_name) if network.overlap else ("pools", *network.pools())
@@ -257,7 +256,8 @@ def find_dead(leases: Collection[Lease], pods: Mapping[Name, Pod]) -> dict[Key, 
     """Return the reason for each dead lease, by the lease's key. `pods` are the existing pods that `leases` name.
 
     A lease is dead if its pod is gone, has ended, or was replaced by another pod with the same name, and no live pod in
-    `pods` shows the address. A network-status that lacks the address is no proof, since Multus writes it after the ADD.
+    `pods` shows the address. A network-status without the address does not prove that the lease is dead, since Multus
+    writes it after the ADD.
     """
     rules = AuditRules(Snapshot("", leases, pods=pods))
     found = ((one.identity, rules.lease(one)) for one in leases)

@@ -107,13 +107,13 @@ class IpamBlock:
         return any(rng.family == address[0] and rng.contains(address[1]) for rng in self.ranges)
 
     def pools(self) -> list[str]:
-        """The names of the ranges' pools, without the pools for single nodes of a network with node slices."""
+        """The names of the ranges' pools. With node slices, the pools of single nodes are left out."""
         return [rng.pool_name(self.network_name) for rng in self.ranges]
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The content of a store and its cluster at one time. If a member was not read (None), its rules are skipped.
+    """The content of a store and its cluster at one time. If a member is None (not read), its rules are skipped.
 
     `kind` is the store's kind. `agents` are the nodes whose agents may be alive. `nads` are the names "namespace/name"
     of all NADs, whatever their IPAM plugin. For a file store, `records` are this node's records of the store, and

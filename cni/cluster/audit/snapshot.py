@@ -114,8 +114,8 @@ def read(choice: Choice, progress: Progress = str, pool: str = "") -> Snapshot:
 
 
 def given_part(choice: Choice, found: Snapshot) -> Snapshot:
-    """Return `found` with networks, whose ranges show which addresses a pool may lease. If `found` has no networks,
-    they are read: from NADs for a store in a cluster, otherwise from libcni's cache."""
+    """Return `found` with networks, whose ranges show which addresses a pool has. If `found` has no networks, they are
+    read: from NADs for a store in a cluster, otherwise from libcni's cache."""
     if found.networks:
         return found
     if choice.kind in stores.IN_CLUSTER:

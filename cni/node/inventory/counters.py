@@ -87,9 +87,9 @@ def samples(root: str = "/sys") -> Samples:
 
 
 def siblings(root: str = "/sys") -> tuple[Samples, Samples]:
-    """Return two metrics of NICs with an active port: the rate of each active port in bytes a second, by (device, port,
-    model, link layer); and the value 1 for each (device, model, firmware). Virtual functions and software devices are
-    left out."""
+    """Return two metrics of NICs with an active port, without virtual functions and software devices. The first has the
+    rate of each active port, in bytes a second, by (device, port, model, link layer). The second has the value 1 for
+    each (device, model, firmware)."""
     rates: Samples = {}
     firmware: Samples = {}
     for device in rdma_sysfs.devices(root):

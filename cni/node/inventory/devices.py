@@ -16,8 +16,7 @@ from cni.shared.kernel.files import names_in
 @dataclass(frozen=True)
 class Gid:
     """An entry of a GID table. `kind` is "RoCE v2", for example. `ndev` is the name of the entry's netdev in the
-    netdev's namespace. `owner` is the pod or namespace with this netdev; "" if it is the command's own namespace, or
-    unknown."""
+    netdev's namespace. `owner` is the pod or namespace with this netdev; "" for the command's own, or if unknown."""
 
     index: int
     value: str

@@ -148,7 +148,7 @@ def _cached(cache: str) -> Iterator[tuple[str, str]]:
 
 
 def is_denied(fault: object) -> bool:
-    """Whether `fault`, an error or the text of an error, is due to a right that only root has."""
+    """Whether `fault`, an error or the text of an error, is due to the lack of a right that root has."""
     return os.geteuid() != 0 and any(os.strerror(number) in str(fault) for number in (errno.EACCES, errno.EPERM))
 
 

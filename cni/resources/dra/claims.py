@@ -68,8 +68,8 @@ class Claims:
         return record
 
     def add_pods(self, record: Record, pods: Collection[str]) -> None:
-        """Add the UIDs `pods` to the claim's record, and write the record if it has changed. Raises OSError when
-        writing fails."""
+        """Add the UIDs `pods` to the claim's record, and write it if it has changed. Raises OSError when writing
+        fails."""
         if new := [uid for uid in pods if uid not in record.get("pods", ())]:
             record["pods"] = [*record.get("pods", ()), *new]
             containers.write(self._folder, f"{record['uid']}.json", record, durable=True)

@@ -116,7 +116,7 @@ class Publisher:
 
 
 def _content(documents: Iterable[dict[str, Any]]) -> _Content:
-    """Map the name of each slice to (devices, number of slices), the parts that are compared."""
+    """Map the name of each slice to (devices, number of slices). Only these parts of slices are compared."""
     specs = {one["metadata"]["name"]: one["spec"] for one in documents}
     return {name: (spec["devices"], spec["pool"]["resourceSliceCount"]) for name, spec in specs.items()}
 
@@ -192,8 +192,7 @@ def _claim(api: Api, claim: Record) -> dict[str, Any] | None:
 
 def _devices(claim: Record, found: Collection[dict[str, Any]]) -> list[Record]:
     """The status entries of the devices of `claim` that its pods have attached. `found` are the node's attachments.
-    There is one entry for each attached link: if a claim has several shares of a device, each share has its own
-    link."""
+    There is one entry for each attached link, since each of several shares of a device has its own link."""
     links = [one for one in found if LINK in one["records"]]
     own = [one for one in links if one["records"][LINK]["pod"][2] in claim.get("pods", ())]
     entries = []
