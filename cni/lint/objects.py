@@ -235,8 +235,8 @@ def _selected(chooser: dict[str, Any]) -> str:
 
 
 def _names(text: str, namespace: str) -> list[tuple[str, str]]:
-    """Return (namespace, name) of each network in the `text` of a pod's annotation: JSON, or "NAMESPACE/NAME@IFNAME,
-    ...". A network without a namespace gets `namespace`."""
+    """Return (namespace, name) of each network in `text`, a pod's annotation. It is JSON, or a list such as
+    "NAMESPACE/NAME@IFNAME, NAME". A network without a namespace gets `namespace`."""
     try:
         listed = json.loads(text) if text.lstrip().startswith("[") else []
         return [(str(one.get("namespace") or namespace), str(one["name"])) for one in listed] or [

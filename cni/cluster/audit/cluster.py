@@ -84,7 +84,7 @@ class Cluster:
             self.api.patch(CONFIGMAPS, CHOICE, [{"op": "add", "path": "/data/datastore", "value": kind}])
 
     def used(self) -> list[str]:
-        """The kinds of stores in use: IPPools unless a migration has closed all; AddressLeases if one has a lease."""
+        """The kinds of stores in use: IPPools if one is not closed by a migration, AddressLeases if one has a lease."""
         pools = self.pages(POOLS, is_closed, size=_POOLS)
         held = addresses.selector({addresses.STATE: addresses.HELD})
         found = {

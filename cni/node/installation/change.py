@@ -279,7 +279,7 @@ class CommandLink:
         return self._shown if target_of(self._path) == self._target else self._target
 
     def make(self) -> None:
-        """A step: make or change the link, unless its folder is not writable or another program's file has the name."""
+        """A step: make or change the link, if its folder is writable and no other program's file has the name."""
         leads_to = target_of(self._path)
         is_free = not os.path.lexists(self._path) or leads_to.endswith(f"/{layout.PROGRAMS}/{COMMAND}")
         if leads_to != self._target and is_free and os.access(self._directory, os.W_OK):
