@@ -1,8 +1,8 @@
-"""railcni agent: maintains the files that a node's plugins need, and frees leases that the plugins could not free. Also
-railcni dranet-ipam, which assigns addresses to DRANET's devices.
+"""railcni agent: maintains the files that a node's plugins need, and frees leases that the plugins could not free.
+railcni dranet-ipam: assigns addresses to the devices of DRANET.
 
 The programs are cni/cluster/agent and cni/cluster/dranet.py. No plugin calls the agent. If the agent does not run, the
-plugins still work until the token in their kubeconfig expires.
+plugins work until the token in their kubeconfig expires.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""railcni completion: prints the completion script for a shell. A bundle contains these scripts; a source checkout
-generates them. The module also has the command `railcni version`."""
+"""railcni completion: prints the completion script for a shell, from the bundle, or generated in a source checkout. The
+module also has the command `railcni version`."""
 
 from __future__ import annotations
 

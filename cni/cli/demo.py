@@ -1,8 +1,8 @@
-"""railcni test without a NAD: attaches two pods, which are network namespaces, to one veth master. All is done in
-private namespaces, so that the machine is not changed.
+"""railcni test without a NAD: attaches two pods, which are network namespaces, to one veth master. Private namespaces
+keep the machine unchanged.
 
-The demo calls the plugins in bin/ as Multus does on a node, with an empty environment. The outcome is checked without
-the plugins' code: pyroute2 reads the links, and one pod pings the other.
+The demo calls the plugins in bin/ with an empty environment, as Multus does on a node. The plugins' own code takes no
+part in two checks: pyroute2 reads the links, and one pod pings the other.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _AS_USER = f"run it as root, or allow user namespaces (sysctl {_SWITCHES})"
 
 
 class DemoPod:
-    """A pod of the demo in namespace `default`: its address, and the parameters that Multus would pass for it."""
+    """A pod of the demo in namespace `default`. `parameters` are the values that Multus would pass for it."""
 
     def __init__(self, number: int) -> None:
         self.name = f"rdma-pod-{number}"
@@ -99,8 +99,8 @@ def run() -> Iterator[Observation]:
 
 def _isolate() -> None:
     """Move this process into new mount and network namespaces. A user other than root first becomes root of a new user
-    namespace. In the new mount namespace, /etc, /run and /var/lib have a symbolic link to each old entry, but not to
-    those of CNI. Raises OSError if the kernel refuses."""
+    namespace. In the new mount namespace, a tmpfs covers /etc, /run and /var/lib; it has symbolic links to the former
+    entries, except CNI's. Raises OSError if the kernel refuses."""
     uid, gid = os.geteuid(), os.getegid()
     _call("unshare", (_CLONE_NEWUSER if uid else 0) | _CLONE_NEWNS | _CLONE_NEWNET)
     if uid:
@@ -134,7 +134,7 @@ def _call(name: str, *arguments: object) -> None:
 
 
 def _prepare() -> None:
-    """Make a node's flat file (whereabouts.conf) and master link, and the namespaces of the pods."""
+    """Make the flat file (whereabouts.conf) and the master of a node, and the network namespaces of the pods."""
     os.makedirs(os.path.dirname(_FLAT_FILE_PLACE))
     shutil.copyfile(FLAT_FILE, _FLAT_FILE_PLACE)
     with IPRoute() as ipr:
@@ -146,7 +146,8 @@ def _prepare() -> None:
 
 
 def _compared(check: str, subject: str, seen: dict[str, Any], wanted: dict[str, Any]) -> Observation:
-    """Compare `seen` and `wanted` by key; return a fault with the differences, or `ok` with the values."""
+    """Compare the values in `seen` and `wanted` by key. Return a fault with the differences, or `ok` with the values
+    seen."""
     if wrong := [f"{key}: {seen[key]}, and {wanted[key]} is wanted" for key in wanted if seen[key] != wanted[key]]:
         return broken(subject, "; ".join(wrong), check=check)
     texts = {key: (", ".join(v) or "none") if isinstance(v, list) else str(v) for key, v in seen.items()}

@@ -1,4 +1,4 @@
-"""Calls kubectl, so that railcni's commands for a cluster have kubectl's own configuration and rights."""
+"""Call kubectl, so that railcni's commands for a cluster have the configuration and rights of kubectl."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ from cni.shared.spec.errors import InvalidConfig, IoFailure
 SECONDS = 60.0  # for the answer of one node
 Object = dict[str, Any]
 Done = subprocess.CompletedProcess[str]
-_LOGGED = re.compile(r"[IWEF]\d{4} [\d:.]+ +\d+ \S+\] ")  # a line of kubectl's log beside its error (k8s.io/klog)
+_LOGGED = re.compile(r"[IWEF]\d{4} [\d:.]+ +\d+ \S+\] ")  # a log line (k8s.io/klog), not kubectl's error
 
 
 @dataclass(frozen=True)
 class NodeAgent:
-    """The agent of a node, with name, namespace and spec of its pod. `fault`: why the pod does not run, or ""."""
+    """The agent of a node, with name, namespace and spec of its pod. `fault` is the reason why the pod does not run; ""
+    if it runs."""
 
     node: str
     pod: str
@@ -42,12 +43,13 @@ class NodeAgent:
         return next(one for one in self.spec["containers"] if one["name"] == "agent")
 
     def argument(self, name: str) -> str:
-        """The argument --NAME=VALUE of the agent's container for the option `name`; "" if the container has none."""
+        """The argument --NAME=VALUE of the agent's container for the option `name`; "" if the container has no such
+        argument."""
         return next((a for a in self.container.get("args", ()) if a.startswith(f"--{name}=")), "")
 
     def made(self, metadata: Object, seconds: float, *containers: Object, **spec: Any) -> Object:
-        """The manifest of a pod with `containers`, whose default image is the agent's. kubelet ends the pod after
-        `seconds`, even if this command was killed. `spec` has further members of the pod's spec."""
+        """Return the manifest of a pod with `containers`. The agent's image is their default image. `spec` has further
+        members of the pod's spec. kubelet ends the pod after `seconds`, even if this command was killed."""
         own = self.container
         image = {"image": own["image"], "imagePullPolicy": own.get("imagePullPolicy", "IfNotPresent")}
         spec["containers"] = [one if "image" in one else {**image, **one} for one in containers]
@@ -58,8 +60,9 @@ class NodeAgent:
 
 
 def add_access(parser: argparse.ArgumentParser, before: bool = False, files: bool = True) -> None:
-    """Add --context, --agents-in and, if `files`, --kubeconfig. They may stand before or after a subcommand on the
-    command line. `before`: `parser` reads those before the subcommand, and sets the defaults."""
+    """Add --context, --agents-in and, if `files`, --kubeconfig to `parser`. The user may write these options before or
+    after a subcommand. `before` is true for the parser of the options before the subcommand, which sets the
+    defaults."""
     default, namespace = ("", "railcni") if before else (argparse.SUPPRESS, argparse.SUPPRESS)
     about = "a context of kubectl's configuration; default: the current one"
     subcommand.option(parser, "--context", default, about, "NAME", shown=False)
@@ -70,13 +73,13 @@ def add_access(parser: argparse.ArgumentParser, before: bool = False, files: boo
 
 
 def run(options: argparse.Namespace, *arguments: str, given: str = "", timeout: float | None = None) -> Done:
-    """Run kubectl with `given` on stdin. Ctrl-C does not end a create or delete. Raises IoFailure if kubectl is
-    missing, and TimeoutExpired after `timeout` seconds."""
+    """Run kubectl with `given` on stdin. Ctrl-C does not end `kubectl create` or `kubectl delete`. Raises IoFailure if
+    kubectl is missing, and TimeoutExpired after `timeout` seconds."""
     access = {"context": options.context, "kubeconfig": kubeconfig_of(options.kubeconfig)}
     if not shutil.which("kubectl"):
         raise IoFailure("kubectl is not on PATH: it is what reaches the cluster")
     argv = ["kubectl", *(f"--{name}={value}" for name, value in access.items() if value), *arguments]
-    environ = {**os.environ, "KUBERC": "off", "KUBECTL_KUBERC": "false"}  # no defaults such as delete --interactive
+    environ = {**os.environ, "KUBERC": "off", "KUBECTL_KUBERC": "false"}  # no user defaults, as delete --interactive
     how: dict[str, Any] = {"env": environ, "start_new_session": arguments[0] in ("create", "delete")}
     done = subprocess.run(argv, input=given, capture_output=True, text=True, timeout=timeout, **how)
     lines = done.stderr.splitlines(keepends=True)
@@ -87,8 +90,8 @@ def run(options: argparse.Namespace, *arguments: str, given: str = "", timeout: 
 def execute(
     options: argparse.Namespace, where: Sequence[str], argv: Sequence[str], who: str, given: str, seconds: float = 0
 ) -> Done:
-    """Run `argv` by `kubectl exec`, with `given` on stdin, in the container that the arguments `where` select. Raises
-    IoFailure, which names `who`, if this takes longer than `seconds` (0: the default limit)."""
+    """Run `argv` by `kubectl exec`, with `given` on stdin. `where` has the arguments that select the container. Raises
+    IoFailure, with `who` in the message, if the run takes longer than `seconds` (0: the default limit)."""
     seconds, stdin = seconds or SECONDS, ["--stdin"] if given else []
     try:  # kubectl's --request-timeout does not end an `exec`
         return run(options, "exec", *where, *stdin, "--", *argv, given=given, timeout=seconds)
@@ -111,11 +114,11 @@ def said(options: argparse.Namespace, *arguments: str, given: str = "") -> str:
 
 
 def why(stderr: str) -> str:
-    """The last line of kubectl's `stderr`, followed by a remedy if a right, a user or a kubeconfig is missing."""
+    """Return the last line of kubectl's `stderr`. If a right, a user or a kubeconfig is missing, a remedy follows."""
     last = (stderr.strip().splitlines() or ["it said nothing"])[-1]
     if last == "error: EOF":  # kubectl asked for a user name and a password
         return "the context names no user: see `kubectl config view --minify`"
-    # kubectl's default without a current context, such as without a kubeconfig, and what `config view --minify` says then
+    # Without a current context kubectl uses localhost:8080; `kubectl config view --minify` has the other message.
     if "server localhost:8080 was refused" in last or "current-context must exist" in last:
         given = "give one with --kubeconfig FILE or KUBECONFIG, or a context with --context"
         return f"no kubeconfig names a current cluster: {given}"
@@ -168,12 +171,12 @@ def temporary(options: argparse.Namespace, pods: Sequence[dict[str, Any]]) -> It
 
 
 def _delete(options: argparse.Namespace, names: Sequence[str], place: str) -> None:
-    """Delete the pods `names`; a Ctrl-C takes effect only afterwards. `place` is the option --namespace."""
+    """Delete the pods `names`, and delay the effect of Ctrl-C until this is done. `place` is --namespace=NAMESPACE."""
     held = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     try:
         wanted = ("--wait=false", "--ignore-not-found", f"--request-timeout={SECONDS:g}s")
         done = run(options, "delete", "pod", *names, place, *wanted)
-        if done.returncode < 0:  # a signal to the process group has killed kubectl before kubectl had its own session
+        if done.returncode < 0:  # killed by a signal to the process group, before it had its own session
             done = run(options, "delete", "pod", *names, place, *wanted)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, held)
@@ -185,9 +188,10 @@ def _delete(options: argparse.Namespace, names: Sequence[str], place: str) -> No
 
 @contextmanager
 def access(options: argparse.Namespace) -> Iterator[str]:
-    """Yield the path of a temporary kubeconfig with kubectl's access to the cluster, for clients other than kubectl."""
+    """Yield the path of a temporary kubeconfig for clients other than kubectl. It gives them kubectl's access to the
+    cluster."""
     found = read(options, "config", "view", "--raw", "--minify", "--flatten")
-    # kubectl leaves the paths of a user's files relative to the folder of their kubeconfig
+    # paths in a user's entry stay relative to the folder of the kubeconfig that has the entry
     given = options.kubeconfig or os.environ.get("KUBECONFIG") or os.path.expanduser("~/.kube/config")
     folders = [os.path.dirname(os.path.abspath(path)) for path in given.split(":") if path]
     for user in (one["user"] for one in found.get("users") or ()):

@@ -1,4 +1,4 @@
-"""railcni warm: shows and ends this node's warm workers, processes that have the plugins loaded (see cni/warm)."""
+"""railcni warm: shows and ends this node's warm workers, which are processes with loaded plugins (see cni/warm)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cni.warm import protocol
 END_SECONDS = 60.0  # a running call may wait for another call
 _ANSWER_SECONDS = 1.0
 _CREDENTIALS = struct.Struct("=iII")  # struct ucred
-REASONS = {  # why no worker served a call, by the letters that launcher.c writes
+REASONS = {  # the letter that launcher.c writes for a cold call -> why no worker served the call
     "n": "no workers were there",
     "b": "all workers were busy",
     "s": "no worker answered in time",
@@ -40,8 +40,8 @@ REASONS = {  # why no worker served a call, by the letters that launcher.c write
 
 @dataclass(frozen=True)
 class Workers:
-    """The warm workers of one supervisor, the process that starts workers. `supervisor` is its PID, `since` its start
-    (Unix time), and `calls` the number of calls that the workers have served."""
+    """The warm workers that one supervisor process has started. `supervisor` is its PID, and `since` the Unix time of
+    its start. `calls` is the number of calls that the workers have served."""
 
     name: str
     supervisor: int
@@ -59,20 +59,20 @@ class Workers:
 
 
 def cold(root: str = "/") -> str:
-    """The reasons why recent calls were cold (not served by a warm worker), oldest first: a letter, a key of REASONS,
-    for each call. "" if the file of letters cannot be read."""
+    """The reasons for recent cold calls, which no warm worker served: one letter, a key of REASONS, for each call,
+    oldest first. "" if the file with the letters cannot be read."""
     with suppress(OSError, ValueError):
         return read_regular(below(root, protocol.COLD), 1 << 17).decode("ascii", "replace")
     return ""
 
 
 def by_reason(letters: str) -> dict[str, int]:
-    """The number of cold calls by reason, most frequent first; `letters` has a key of REASONS for each call."""
+    """Count the cold calls by reason, most frequent first. `letters` has a key of REASONS for each call."""
     return {REASONS.get(one, one): count for one, count in Counter(letters).most_common()}
 
 
 def described(letters: str) -> str:
-    """A text with the reasons for cold calls and their counts; `letters` has a key of REASONS for each call."""
+    """Describe the reasons for cold calls, with their counts. `letters` has a key of REASONS for each call."""
     text = ", ".join(f"{count} because {reason}" for reason, count in by_reason(letters).items()) or "none"
     return f"{text}; the last: {REASONS.get(letters[-1], letters[-1])}" if len(set(letters)) > 1 else text
 
@@ -87,13 +87,13 @@ def register(commands: subcommand.Commands) -> None:
 
 
 def found(root: str = "/") -> list[Workers]:
-    """The warm workers of the node whose file system is mounted at `root`, an object for each supervisor."""
+    """The warm workers of the node whose file system is mounted at `root`, as one object for each supervisor."""
     return [_ask(path) for path in _sockets(root)]
 
 
 def stop(root: str = "/", seconds: float = END_SECONDS) -> int:
     """End all workers after their present calls; return the number of supervisors. Raises TryAgainLater if a supervisor
-    still runs after `seconds`. Supervisors that start meanwhile stay."""
+    still runs after `seconds`. Supervisors that start meanwhile are left running."""
     asked = {path: _ask_to_end(path) for path in _sockets(root)}
     deadline = time.monotonic() + seconds
     for path, supervisor in asked.items():
@@ -102,12 +102,12 @@ def stop(root: str = "/", seconds: float = END_SECONDS) -> int:
             if time.monotonic() > deadline:
                 raise TryAgainLater(f"warm workers of {path} are still at work: {_ask(path)}; try again, or end them")
             time.sleep(0.02)
-            supervisor = supervisor or _ask_to_end(path)  # a supervisor takes the lock before it listens
+            supervisor = supervisor or _ask_to_end(path)  # it may not have listened yet: it takes the lock first
     return len(asked)
 
 
 def _ask_to_end(path: str) -> int:
-    """Ask the supervisor that listens at `path` to end; return its process ID, or 0 without a supervisor."""
+    """Ask the supervisor that listens at `path` to end. Return its process ID, or 0 if nothing listens."""
     asked = _ask(path, protocol.STOP)
     if not asked.workers and asked.supervisor:  # a supervisor without workers serves no call
         os.kill(asked.supervisor, signal.SIGTERM)
@@ -142,7 +142,8 @@ def _sockets(root: str) -> list[str]:
 
 
 def _ask(path: str, what: str = protocol.STATUS) -> Workers:
-    """Ask the worker that listens at `path` for `what`; return the answer. Without one, `fault` has the reason."""
+    """Send the request `what` to the worker that listens at `path`; return the answer. If no worker answers, `fault` of
+    the result has the reason."""
     name, supervisor = os.path.basename(path).removesuffix(protocol.SOCKET), 0
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(_ANSWER_SECONDS)

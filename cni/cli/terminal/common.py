@@ -12,8 +12,8 @@ from cni.shared.records import STATE
 
 
 class Known(NamedTuple):
-    """An option with one meaning in all commands. It takes no value if `metavar` is None. `old` is an older spelling,
-    which --help does not show."""
+    """An option that means the same in all commands. If `metavar` is None, the option takes no value. `old` is an older
+    spelling that --help does not show."""
 
     flags: str
     metavar: str | None
@@ -54,7 +54,7 @@ KNOWN = {
 
 
 def add(parser: argparse._ActionsContainer, name: str, note: str = "", default: object = None, **more: Any) -> None:
-    """Add the option `name` of KNOWN. `note` is a text for --help about the option in this command; `more` is passed to
+    """Add the option KNOWN[name]. In --help, `note` follows the general text about the option. `more` is passed to
     subcommand.option."""
     flags, metavar, about, kind, old = KNOWN[name]
     about = "; ".join(filter(None, (about, note)))

@@ -1,4 +1,5 @@
-"""kubectl's JSONPath: text, {PATH}, {"text"} and {range PATH}…{end}; a PATH has .key, ['key'], [NUMBER] and [*]."""
+"""Templates in a part of kubectl's JSONPath: text, {PATH}, {"text"} and {range PATH}…{end}. A PATH has .key, ['key'],
+[NUMBER] and [*]."""
 
 from __future__ import annotations
 
@@ -40,8 +41,8 @@ def read(template: str) -> Parts:
 
 
 def fill(parts: Parts, here: Any, root: Any) -> str:
-    """The text of a template. Paths begin at the value `here`, or with $ at the document `root`. Raises InvalidConfig
-    if a path applies a key to a list, or a number to an object."""
+    """Return the text of the template `parts`. A path that begins with $ starts at the document `root`, any other path
+    at `here`. Raises InvalidConfig if a path applies a key to a list, or a number to an object."""
     texts = []
     for text, path, inner in parts:
         values = [] if path is None else _values(path, here, root)

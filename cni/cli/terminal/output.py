@@ -1,9 +1,9 @@
-"""The output of the command: tables and JSON on stdout, faults and progress on stderr. rich takes 0.1 s to load, so
-only functions that use it import it.
+"""The output of the command: tables and JSON on stdout, faults and progress on stderr. The library rich takes 0.1 s to
+load, so only the functions that use rich import it.
 
-On a terminal, tables are coloured and fit its width. Only the last column is folded, since an address on two lines
-cannot be copied. If that is not enough, columns are left out; `-o wide` shows all. In a file or pipe, tables are plain
-columns, one line for each row, of any length, for grep, cut and logs.
+On a terminal, tables are coloured and fit the width. Only the last column is folded, since an address on two lines
+cannot be copied. If the table is still too wide, columns are left out; `-o wide` shows all columns. In a file or pipe,
+a table has one line of any length for each row, for grep, cut and logs.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-_ENDLESS = 1 << 16  # the width in columns without a terminal: nothing is wrapped or cut there
-_LEAST = 24  # the least width of the folded column: if it has less, other columns are left out
+_ENDLESS = 1 << 16  # the width in columns without a terminal: nothing is wrapped or cut
+_LEAST = 24  # the least width of the folded column; other columns are left out to reach it
 Rows = Iterable[Sequence[object]]
 
 
 class Form:
-    """The effect of --no-headers, -o wide and -w (watch) on the output of this process. With -w, `seen` maps each
-    listing to the rows that it last had; otherwise `seen` is None."""
+    """The state of the options --no-headers, -o wide and -w (watch). With -w, `seen` maps the name of each listing to
+    its last rows; without -w, `seen` is None."""
 
     headers = True
     is_wide = False
@@ -39,7 +39,8 @@ class Form:
 
 
 def _new(name: object, rows: Sequence[Any]) -> tuple[list[Any], bool]:
-    """Return (rows to print, whether the listing `name` was printed before). With -w these are only the new rows."""
+    """Return (the rows to print, whether the listing `name` was printed before). With -w, only rows that the last call
+    did not have are printed."""
     if Form.seen is None:
         return list(rows), False
     before = Form.seen.get(name)
@@ -48,12 +49,12 @@ def _new(name: object, rows: Sequence[Any]) -> tuple[list[Any], bool]:
 
 
 def console(stream: IO[str] | None = None) -> Console:
-    """A rich console on `stream`, by default stdout, that prints text as it is, without markup."""
+    """Return a rich console on `stream` (default: stdout) that prints text as it is, without markup."""
     from rich.console import Console
 
     class _Console(Console):
         def on_broken_pipe(self) -> None:
-            raise BrokenPipeError  # the command's own exit code, not rich's
+            raise BrokenPipeError  # rich would exit with its own code
 
     stream = sys.stdout if stream is None else stream
     is_terminal = stream.isatty()
@@ -62,14 +63,15 @@ def console(stream: IO[str] | None = None) -> Console:
 
 
 def styled(text: str, style: str = "") -> Text:
-    """`text` for a console or a cell of a table. The style, such as "bold red", has an effect if colours are shown."""
+    """Return `text` with a style, such as "bold red", for a console or a table cell. Without colours the style has no
+    effect."""
     from rich.text import Text
 
     return Text(text, style=style)
 
 
 def plain(text: str) -> str:
-    """Replace by "?" each character that controls a terminal, in a `text` from another machine or program."""
+    """Replace characters that could control the terminal by "?". `text` is from another machine or program."""
     return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
 
 
@@ -140,7 +142,7 @@ def progress() -> Iterator[Callable[[str], None]]:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun, given in the singular: "1 lease", "2 leases"."""
+    """Return `number` with `noun`, which is given in the singular: "1 lease", "2 leases"."""
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
@@ -164,7 +166,8 @@ def print_data(value: Any, form: str = "json", name: str = "") -> None:
 
 
 def print_objects(objects: Sequence[Any], form: str) -> None:
-    """Print Kubernetes objects in the format `form` of -o: several objects as a List, or as YAML documents."""
+    """Print Kubernetes objects in the format `form`, a value of -o. YAML has a document for each object; the other
+    formats have several objects as one List."""
     objects, is_repeated = _new("objects", objects)
     if is_repeated and not objects:
         return
@@ -185,7 +188,7 @@ def _print_yaml(documents: Sequence[Any]) -> None:
         return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
     _Dumper.add_representer(str, text)
-    documents = json.loads(json.dumps(documents))  # copied, since yaml writes anchors for repeated objects
+    documents = json.loads(json.dumps(documents))  # a copy shares no object: yaml would write anchors
     yaml.dump_all(documents, sys.stdout, _Dumper, sort_keys=False, allow_unicode=True, width=_ENDLESS)
 
 
@@ -213,8 +216,9 @@ def print_fault(title: str, details: str = "") -> None:
 
 
 def write_file(noun: str, path: str, data: bytes, mode: int = 0o600) -> None:
-    """Write `data` to `path`, whole or not at all. Raises IoFailure, whose message calls the file `noun`, if this fails
-    or `path` is no regular file: a rename onto /dev/null would replace the device for all programs."""
+    """Write `data` to `path` by a rename, so that the file is whole or unchanged. Raises IoFailure if this fails, or if
+    `path` exists and is no regular file: a rename onto /dev/null would replace the device for all programs. Error
+    messages call the file `noun`."""
     folder, _, name = os.path.abspath(path).rpartition("/")
     if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
         why = "it is no regular file but a link, device, pipe or folder: name a path that is free, or a regular file"

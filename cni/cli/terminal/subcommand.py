@@ -1,6 +1,6 @@
-"""Adds commands and options to the parser of the command line. A command has one description, which is its line in the
-list of commands and the beginning of its --help. A wrong argument ends the command with exit code 2 and a message that
-names the option."""
+"""Add commands and options to the command-line parser. The description of a command is its line in the list of
+commands, and the beginning of its --help. A wrong argument ends the program with exit code 2 and a message that names
+the option."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ _FORMAT = "the format of what is printed"
 
 
 class ExistingDirectory(argparse._StoreAction):
-    """The argparse action of an option that names directories, separated by colons, which railcni only reads. If the
-    user gives the option, one of the directories must exist (`Parser.require`); the default may be missing."""
+    """The argparse action of an option that names directories, separated by colons, which railcni only reads.
+    `Parser.require` demands that one of the directories exists if the user gives the option. The default may be
+    missing."""
 
 
 class Forms(tuple[str, ...]):
@@ -41,8 +42,8 @@ class Forms(tuple[str, ...]):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser of commands or of subcommands. Its errors suggest a similar word, or name the arguments that the command
-    does not take. `given` has the names of the options on the command line."""
+    """A parser of commands or of subcommands. Its errors suggest a similar word, or name the words that have no use.
+    `given` has the names of the options on the command line."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -62,7 +63,7 @@ class Parser(argparse.ArgumentParser):
         known, message = self._option_string_actions, self._early() or message
         for name in (word.partition("=")[0] for word in self._words if word.startswith("--")):
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
-            if near and not any(option.startswith(name) for option in known):  # its value seemed to be an argument
+            if near and not any(option.startswith(name) for option in known):  # its value was taken for an argument
                 message = f"there is no option {name}: did you mean {near[0]}? `{self.prog} --help` lists the options"
         for action in self._actions:
             if action.choices and not action.option_strings and message.endswith(f" required: {action.metavar}"):
@@ -70,7 +71,7 @@ class Parser(argparse.ArgumentParser):
         super().error(message)
 
     def _early(self) -> str:
-        """The error for an option before the command that takes it; "" if there is none."""
+        """The error message for an option that stands before its command; "" if there is no such option."""
         words, commands = list(self._words), self._commands()
         while commands and words and words[0].startswith("-") and words[0] != "--":
             name, has_value, _ = words.pop(0).partition("=")
@@ -82,7 +83,7 @@ class Parser(argparse.ArgumentParser):
         return ""
 
     def takes(self, name: str) -> bool:
-        """Whether the command or one of its subcommands has the option `name`, which may be shortened."""
+        """Whether the command or one of its subcommands has an option whose name begins with `name`."""
         commands = self._commands()
         return self._has(name) or any(one.takes(name) for one in (commands.choices.values() if commands else ()))
 
@@ -94,14 +95,15 @@ class Parser(argparse.ArgumentParser):
         return next((one for one in self._actions if isinstance(one, argparse._SubParsersAction)), None)
 
     def only(self, applies: object, condition: str, *options: str) -> None:
-        """If `applies` is false, refuse each of `options` that the user gave; the error says "only" and `condition`."""
+        """If `applies` is false and the user gave one of `options`, end with an error that says "only `condition`"."""
         for option in options:
             if option in self.given and not applies:
                 names = "/".join(self._option_string_actions[option].option_strings)
                 self.error(f"{names} has an effect only {condition}: leave it out")
 
     def require(self, options: argparse.Namespace) -> None:
-        """Raise InvalidConfig if a directory that the user named is missing; of several (DIR:DIR), one must exist."""
+        """Raise InvalidConfig if a directory that the user named is missing. Of several directories (DIR:DIR) one must
+        exist."""
         for action in self._actions:
             if isinstance(action, ExistingDirectory) and self.given.intersection(action.option_strings):
                 text = getattr(options, action.dest)
@@ -133,9 +135,9 @@ def add(
     **options: Any,
 ) -> Parser:
     """Add a command; return its parser. `about` and `more` are the description in --help. `run` runs the command, and
-    returns the exit code or None for 0; without `run` the command prints its help. The options that `run` gets include
-    the parser's `error` (as `refuse`), `only`, `given` and `require`. `shows` adds -o; `lists` adds -w, -A, and -o with
-    "name". A command with other values of -o has them in `forms`, the default first."""
+    returns the exit code or None for 0; without `run` the command prints its help. `run` gets the parsed options with
+    four members of the parser: `error` (as `refuse`), `only`, `given` and `require`. `shows` adds -o. `lists` adds -w,
+    -A, and -o with the value "name". Without both, `forms` has the values of -o, the default first."""
     parser = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}{more}", **options)
     run = run or (lambda _: parser.print_help())
     parser.set_defaults(run=run, refuse=parser.error, only=parser.only, given=parser.given, require=parser.require)
@@ -171,7 +173,7 @@ def option(
     **more: Any,
 ) -> None:
     """Add an option with a value. If `shown`, --help shows the default. A directory (`metavar` DIR or DIR:DIR) that the
-    user names must exist, except if `made`: then a program makes it. `old` is an alias that --help does not show."""
+    user names must exist, unless `made` says that a program makes it. `old` is an alias that --help does not show."""
     if default not in ("", None) and shown:
         about += f"{'; ' * bool(about)}default: {f'{default:g}' if isinstance(default, float) else default}"
     if metavar in ("DIR", "DIR:DIR") and not made:
@@ -182,7 +184,8 @@ def option(
 
 
 def typed(read: Callable[[str], T], wanted: str = "") -> Callable[[str], T]:
-    """The argparse type that converts a text by `read`. A ValueError becomes a usage error with the text `wanted`."""
+    """Return an argparse type that parses text by `read`. If `read` raises ValueError, the usage error has the text
+    `wanted`."""
 
     def value_of(text: str) -> T:
         try:
