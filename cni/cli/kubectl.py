@@ -79,7 +79,7 @@ def run(options: argparse.Namespace, *arguments: str, given: str = "", timeout: 
     if not shutil.which("kubectl"):
         raise IoFailure("kubectl is not on PATH: it is what reaches the cluster")
     argv = ["kubectl", *(f"--{name}={value}" for name, value in access.items() if value), *arguments]
-    environ = {**os.environ, "KUBERC": "off", "KUBECTL_KUBERC": "false"}  # no user defaults, as delete --interactive
+    environ = {**os.environ, "KUBERC": "off", "KUBECTL_KUBERC": "false"}  # no user defaults (delete --interactive)
     how: dict[str, Any] = {"env": environ, "start_new_session": arguments[0] in ("create", "delete")}
     done = subprocess.run(argv, input=given, capture_output=True, text=True, timeout=timeout, **how)
     lines = done.stderr.splitlines(keepends=True)

@@ -36,8 +36,8 @@ _LEASES |= {"container": "containerID", "since": "created", "node": "node"}  # t
 
 
 def register(commands: subcommand.Commands, anywhere: bool = False) -> list[argparse.ArgumentParser]:
-    """Add the command `ipam`; return the parsers of its subcommands. With `anywhere`, the command has only subcommands
-    that can run outside of a node."""
+    """Add the command `ipam`; return the parsers of its subcommands. If `anywhere`, subcommands that need a node are
+    left out."""
     about = "show pools and leases, find and free the leases of pods that are gone"
     of_ipam = subcommand.add_group(commands, "ipam", about, "COMMAND")
     pools = subcommand.add(of_ipam, "pools", "list the pools, with their size and use", run=_pools, lists=True)
@@ -70,7 +70,8 @@ def register(commands: subcommand.Commands, anywhere: bool = False) -> list[argp
 
 
 def _read(options: argparse.Namespace, pool: str = "") -> tuple[list[Choice], list[Snapshot]]:
-    """Read the stores of leases that the options choose, or only the pool `pool`. Return (stores, their snapshots)."""
+    """Read the stores that the options choose; if `pool` is given, only this pool of each store. Return (stores,
+    snapshots)."""
     choices = stores.choose(options)
     with output.progress() as say:
         return choices, [read(choice, say, pool) for choice in choices]
@@ -100,7 +101,7 @@ def _pools(options: argparse.Namespace) -> int:
 
 
 def _print_unread(found: Iterable[Snapshot]) -> int:
-    """Print why objects in the stores could not be read; return the exit code, 1 if there are such objects."""
+    """Print why objects in the stores could not be read. Return the exit code: 1 if there is such an object, else 0."""
     unread = [fault for snapshot in found for fault in snapshot.unread]
     for fault in unread:
         output.print_fault(f"railcni: {fault}")
@@ -142,9 +143,9 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _place(choice: Choice, leases: list[Lease]) -> None:
-    """Give each lease without a node the node of its living pod, if this user may read pods."""
+    """Complete each lease that names no node with the node and UID of its living pod, if this user may read pods."""
     cluster = Cluster(choice.kubeconfig, choice.namespace)
-    with suppress(Forbidden):  # else the node stays unknown
+    with suppress(Forbidden):  # without this right the node stays unknown
         for lease in leases:
             pod = cluster.pod(*lease.pod_name) if not lease.node and lease.pod[1] else None
             if pod and lease.address in pod.addresses():
@@ -170,7 +171,7 @@ def _flush(options: argparse.Namespace) -> int:
     if options.dry_run:
         _print_flushed(options, (), before.values())
         return int(bool(before))
-    for choice in choices:  # of two stores, the second retries what the first has left
+    for choice in choices:  # the call for the last store counts what is left after all
         left = upkeep.flush(Records(log=Log()), choice.store_ref, _FLUSH_SECONDS)
     if left and options.drop:
         left -= _drop(options)
@@ -181,7 +182,8 @@ def _flush(options: argparse.Namespace) -> int:
 
 
 def _unended() -> dict[tuple[str, str, str], dict[str, Any]]:
-    """Attachments with a pending release or DEL, or a missing namespace, by (network, containerID, ifname)."""
+    """The attachments with a pending release, an unfinished DEL or a missing namespace, by (network, containerID,
+    ifname)."""
     waiting = {}
     for one in recorded.found():
         is_gone = one["netns"] and not one["alive"]
@@ -217,8 +219,8 @@ def _drop(options: argparse.Namespace) -> int:
 
 
 def _pool(text: str) -> str:
-    """The name of the pool that `text` means: `text` itself, or the pool's name if `text` is the CIDR of a range
-    without network_name. Raises ValueError for other text."""
+    """Return the pool name that `text` gives, either itself or as the CIDR of a range without network_name. Raises
+    ValueError for other text."""
     if "/" in text:
         parse_cidr(text)
     elif not text or text.strip() != text:

@@ -1,8 +1,8 @@
 """railcni ipam audit: compares leases and reservations with living pods, and a file store's index with its leases. It
 changes nothing.
 
-All objects are read twice, a moment apart, since attachments come and go between the reading of the leases and of the
-pods. A finding is reported only if both readings have it. The report is JSON, which `railcni ipam reclaim` reads.
+An attachment may come or go after the leases are read and before the pods are read. So all objects are read twice, a
+moment apart, and only findings of both readings are reported. The report is JSON, which `railcni ipam reclaim` reads.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _KEYS = {f.name: f.name for f in fields(Finding)} | {"container_id": "containerI
 
 @dataclass(frozen=True)
 class Report:
-    """The part of a report that `railcni ipam reclaim` reads: the identities of the stores, the time of the audit, and
-    the findings whose leases or reservations may be freed (`dead`)."""
+    """The part of an audit report that `railcni ipam reclaim` reads. `stores` are the identities of the stores, and
+    `created` is the time of the audit. `dead` are the findings whose leases or reservations may be freed."""
 
     stores: Sequence[Mapping[str, Any]]
     created: datetime
@@ -55,7 +55,7 @@ def _finding(document: Mapping[str, Any]) -> Finding:
 
 
 def load(path: str) -> Report:
-    """Read the report at `path`. Raises InvalidConfig if it is no report, IoFailure if it cannot be read."""
+    """Read the report at `path`. Raises InvalidConfig if the file is no report, IoFailure if it cannot be read."""
     try:
         with open(path, encoding="utf-8") as file:
             document = json.load(file)
@@ -84,7 +84,7 @@ def register(commands: subcommand.Commands) -> None:
 
 
 def seen_twice(choices: Sequence[Choice], say: Callable[[str], object]) -> snapshot.Audit:
-    """Make two audits; return the second audit with only the findings that both have."""
+    """Audit the stores twice; return the second audit with only the findings that the first audit has too."""
     first = snapshot.audit(choices, say)
     if not first.findings:
         return first

@@ -1,11 +1,11 @@
 """railcni ipam migrate: copies leases from one store to another, verifies them, and updates this node's records.
 
-Nothing is written if an address has another holder in the target. No node may run an ADD of the networks meanwhile. If
-a DEL frees a lease in the source, the copy in the target is freed too. Without --remove-source the source stays as it
-was.
+If an address has another holder in the target, nothing is written. No node may run an ADD of the networks during the
+migration. If a DEL frees a lease in the source meanwhile, the copy in the target is freed too. The source is changed
+only with --remove-source.
 
 Between a cluster's two stores, IPPools and AddressLeases, leases are moved instead of copied, since only one of the
-stores may have a range (cni.cli.ipam.move). In a move to AddressLeases, ADDs may go on until their pool is closed.
+stores may have a range (cni.cli.ipam.move). In a move to AddressLeases, ADDs may run until their pool is closed.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from ipam.leases import PART, Lease, Owner, Want
 from ipam.ranges import Range, format_address, parse_address, parse_cidr
 from ipam.stores.base import CREATE, READ, Claimed, Pauses, Store, Taken, Unknown
 
-_AT_ONCE = 200  # attachments in one session of the store; this node's plugins wait for its end
-_PASSES = 10  # readings of the source at most
+_AT_ONCE = 200  # attachments in one session of the store; this node's plugins wait until the session ends
+_PASSES = 10  # the most readings of the source
 _SHOWN = 50  # conflicts listed in a message
 SECONDS = 30.0  # for one request to a store
 
@@ -106,9 +106,9 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _complete(found: Snapshot, network: str) -> None:
-    """Complete the leases in `found`. A lease without a network gets `network` or, if this is "", the only network of
-    the lease's pool. A lease without boot ID or namespace loses its node, since the node would take the lease for one
-    of an earlier boot. Raises InvalidConfig for leases of IPAMClaims, and if the network of a lease is not known."""
+    """Give each lease in `found` that names no network the network `network` or, if this is "", the only network of its
+    pool. Remove the node of a lease without boot ID or namespace: the node would judge that the lease is of an earlier
+    boot. Raises InvalidConfig for leases of IPAMClaims, and if the network of a lease is not known."""
     if claimed := ", ".join([lease.text for lease in found.leases if lease.claimed][:10]):
         why = f"addresses of IPAMClaims cannot be kept elsewhere: {claimed}"
         raise InvalidConfig(f"{why}; leave their network where it is")
@@ -127,7 +127,7 @@ def _complete(found: Snapshot, network: str) -> None:
 
 
 def _of_node(leases: Iterable[Lease], node: str) -> list[Lease]:
-    """The leases of `node`, to be copied to its file store. Raises InvalidConfig if a lease names no node."""
+    """The leases of `node`, for a copy to the node's file store. Raises InvalidConfig if a lease names no node."""
     if unknown := [lease for lease in leases if not lease.node]:
         raise InvalidConfig(
             f"a file store has the leases of one node, and that of {_shown(unknown[0])} ({unknown[0].holder()}) is not"
@@ -137,7 +137,7 @@ def _of_node(leases: Iterable[Lease], node: str) -> list[Lease]:
 
 
 def _claim(store: Store, group: list[Lease]) -> Claimed | Taken | Unknown:
-    """Claim the leases `group` of one attachment; return the store's answer. Retry after a temporary failure."""
+    """Claim `group`, the leases of one attachment; return the store's answer. Retry after a temporary failure."""
     attempts = Pauses(monotonic() + SECONDS)
     places = {lease.place for lease in group}
     made: list[Lease] = []  # leases of an earlier claim whose outcome was unknown
@@ -159,7 +159,8 @@ def read_host_local(
 ) -> list[Lease]:
     """Read host-local's leases in `directory`. `ranges` and `network_name` determine the pool of each lease.
 
-    `network` names the CNI network; "" means the name of `directory`. Raises InvalidConfig for an address in no range.
+    `network` names the CNI network; "" means the name of `directory`. Raises InvalidConfig if an address is in no
+    range.
     """
     network = network or os.path.basename(os.path.normpath(directory))
     known = {(e.parameters.container_id, e.parameters.ifname): e.parameters for e in cache.all(network)}
@@ -174,13 +175,13 @@ def read_host_local(
         rng = next((r for r in ranges if r.family == address[0] and r.contains(address[1])), None)
         if rng is None:
             strays.append(format_address(*address))
-        elif entry := _host_local_entry(os.path.join(directory, name)):  # else a DEL has removed it meanwhile
+        elif entry := _host_local_entry(os.path.join(directory, name)):  # None: a DEL has just removed the file
             container, ifname, sequence = entry
             want = Want(rng.pool_name(network_name), *address, network_name)
             cached = known.get((container, ifname))
             args = dict(cached.args) if cached else {}
             pod = (args.get("K8S_POD_NAMESPACE", ""), args.get("K8S_POD_NAME", ""), args.get("K8S_POD_UID", ""))
-            netns = cached.netns if cached else ""  # without netns, the node would judge the namespace to be gone
+            netns = cached.netns if cached else ""  # a lease with a node but no netns would seem dead
             where = (host, boot_id(), netns) if netns else ("", "", "")
             found.append(Lease(want, Owner(Attachment(network, container, ifname), pod, *where, sequence)))
     if strays:
@@ -201,8 +202,8 @@ def remove_host_local(directory: str, lease: Lease) -> bool:
 
 
 def _host_local_entry(path: str) -> tuple[str, str, int] | None:
-    """The content of a lease file: (containerID, ifname, time of writing in ns since 1970); None if the file is gone.
-    If the file has no ifname, as older versions wrote it, the ifname is eth0."""
+    """Return (containerID, ifname, time of writing in ns since 1970) of a lease file; None if the file is gone. Older
+    versions of host-local wrote no ifname; then the ifname is eth0."""
     with worded(f"{path} cannot be read"), suppress(FileNotFoundError):
         lines = read_whole(path).decode("utf-8", "replace").split()
         container, ifname = lines[0] if lines else "", lines[1] if len(lines) > 1 else "eth0"
@@ -221,8 +222,8 @@ def _shown(lease: Lease) -> str:
 
 
 class _Migration:
-    """A migration of leases from one store to another. Raises InvalidConfig if the source is missing, and ends the
-    command if it is also the target. `_pools` is None except in a move between a cluster's two stores."""
+    """A migration of leases from one store to another. The constructor raises InvalidConfig if the source is missing,
+    and ends the command if both stores are the same. `_pools` is set only in a move between a cluster's two stores."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         source: Choice
@@ -243,9 +244,9 @@ class _Migration:
         self._progress: Callable[[str], object] = str
 
     def run(self, progress: Callable[[str], object]) -> dict[str, int]:
-        """Copy until the target has all leases. Return a count for each kind of change to leases and to this node's
-        records; a dry run only predicts the counts. Raises InvalidConfig before any change if an address has another
-        holder in the target, and TryAgainLater if the source gets new leases during each pass."""
+        """Copy until the target has all leases. Return the number of changes of each kind, to leases and to this node's
+        records; a dry run only predicts these numbers. Raises InvalidConfig if an address has another holder in the
+        target, and TryAgainLater if the source gets new leases during each pass."""
         options, self._progress = self._options, progress
         self._progress("reading the source")
         if options.dry_run:
@@ -305,14 +306,15 @@ class _Migration:
 
     def _opened(self, choice: Choice, leases: Iterable[Lease], use: int = CREATE) -> Store:
         """Open the store `choice`. `use` is READ, or CREATE to make a missing store. An IPPool store locks the pools of
-        `leases`. In a move between a cluster's two stores, claims in ranges of the other store are accepted."""
+        `leases`. In a move between a cluster's two stores, the store accepts claims in ranges that the other store
+        has."""
         store_ref: dict[str, Any] = {**choice.store_ref, "moves": self._pools is not None}
         if choice.kind == "kubernetes":
             store_ref["pools"] = sorted({lease.pool for lease in leases})
         return kinds.open_store(store_ref, use, seconds=SECONDS)
 
     def _planned(self, leases: list[Lease]) -> tuple[list[list[Lease]], list[Lease]]:
-        """Return (a list for each attachment with the leases to copy, the leases that the target already has). Raises
+        """Return (the leases to copy, in a list for each attachment; the leases that the target already has). Raises
         InvalidConfig if an address has another holder in the target."""
         self._progress(f"comparing {len(leases)} leases")
         copy: dict[tuple[object, ...], list[Lease]] = {}
@@ -347,15 +349,16 @@ class _Migration:
             self._progress(f"{len(self._copied)} leases copied")
 
     def _take_back(self, leases: list[Lease]) -> None:
-        """Release the copied leases that are not in `leases`, the source's leases now: a DEL has freed them there."""
+        """Release copied leases in the target that a DEL has freed in the source. `leases` are the source's present
+        leases."""
         there = {lease.key() for lease in leases}
         if gone := [lease for key, lease in self._copied.items() if key not in there]:
             self._taken_back += self._opened(self._target, gone).release(gone)
             self._copied = {key: lease for key, lease in self._copied.items() if key in there}
 
     def _switch_records(self, leases: list[Lease]) -> int:
-        """Replace the source by the target in the records of this node whose attachment has one of `leases`, or a pool
-        that is closed to claims. Return the number of changed records."""
+        """Replace the source by the target in this node's records of attachments that have one of `leases`, or whose
+        pool is closed to claims. Return the number of changed records."""
         source_ref = self._source.store_ref
         moved = {lease.attachment.key() for lease in leases}
         closed = self._pools.closed() if self._pools else set()

@@ -3,8 +3,8 @@
 The field `range` of an IPPool says which store has the range. In a move to AddressLeases, the leases are copied first.
 Then one patch, which tests the resourceVersion, closes the pool: it removes the allocations, and replaces the range by
 a text that is no CIDR. Go's whereabouts and every version of railcni refuse an ADD from a closed pool. In a move to
-IPPools, another such text is written first, so that AddressLeases refuse claims in the range too. Then the leases are
-copied into the pool, and a patch restores its range.
+IPPools, the range is first replaced by a second text, so that AddressLeases refuse claims in the range too. Then the
+leases are copied into the pool, and a patch restores the range.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ipam.stores.ippool import objects
 
 
 class Pools:
-    """The IPPools of a cluster. If `closes`, the leases are moved to AddressLeases, and the pools are closed; otherwise
-    the leases are moved to the pools."""
+    """The IPPools of a cluster. `closes` is true in a move to AddressLeases, which closes the pools; it is false in a
+    move to IPPools."""
 
     def __init__(self, choice: Choice, closes: bool) -> None:
         self.closes = closes
@@ -36,8 +36,8 @@ class Pools:
         self._moved: list[Lease] = []
 
     def moved_from(self, found: Snapshot) -> list[Lease]:
-        """Keep the pools' resourceVersions in `found`, which `close` compares. Return the leases of the pools that
-        `close` has closed so far. Raises InvalidConfig if a network has node_slice_size."""
+        """Store the resourceVersions of the pools in `found`, for the comparison by `close`. Return the leases of the
+        pools that `close` has closed so far. Raises InvalidConfig if a network has node_slice_size."""
         if sliced := [n.name for n in found.networks if n.sliced]:
             why = "it has node_slice_size, which datastore addresslease does not take"
             remedy = "Leave it out of that network first"
@@ -46,8 +46,8 @@ class Pools:
         return self._moved
 
     def switch(self, leases: list[Lease]) -> bool:
-        """After all `leases` were copied, close the pools in a move to AddressLeases, or open them in a move to
-        IPPools. Return False if the leases must be read again."""
+        """Close the pools in a move to AddressLeases, or open them in a move to IPPools. All `leases` must have been
+        copied. Return False if the leases must be read again."""
         return self.close(leases) if self.closes else not self._mark(MOVING, "")
 
     def close(self, leases: list[Lease]) -> bool:
@@ -80,7 +80,7 @@ class Pools:
         if text.startswith((MOVED, MOVING)):
             members["/spec/allocations"] = {}
         if NAMES in (metadata.get("annotations") or {}):
-            members["/metadata/annotations"] = {**metadata["annotations"], NAMES: ""}  # the next ADD lists the networks
+            members["/metadata/annotations"] = {**metadata["annotations"], NAMES: ""}  # the next ADD writes the names
         self._api.patch(POOLS, metadata["name"], replacement(metadata["uid"], metadata["resourceVersion"], members))
 
     def closed(self) -> set[str]:
@@ -95,7 +95,7 @@ class Pools:
         known = {document["metadata"]["name"] for document in self._api.list_all(POOLS)}
         refused = True
         for name, lease in {lease.pool: lease for lease in leases if lease.pool not in known}.items():
-            with suppress(Conflict, ValueError):  # an ADD has just made the pool, or `name` is no pool's
+            with suppress(Conflict, ValueError):  # an ADD has just made the pool, or no pool can have this name
                 cidr = range_of(name, lease.family, lease.value)
                 refused = False
                 self._api.create(POOLS, objects.new_pool(name, f"{MOVING}{cidr}", {}))
@@ -108,8 +108,8 @@ class Pools:
         self._cluster.move(kind)
 
     def _mark(self, former: str, sign: str) -> bool:
-        """Replace the prefix `former` by `sign` in the ranges of all IPPools. Such a prefix, MOVED or MOVING, marks a
-        closed pool; "" opens it. Return False if no range had the prefix `former`."""
+        """Replace the prefix `former` by `sign` in the ranges of all IPPools. The prefix MOVED or MOVING marks a closed
+        pool, "" an open pool. Return False if no range had the prefix `former`."""
         found = [one for one in self._api.list_all(POOLS) if objects.range_text(one).startswith(former)]
         for document in found:
             with suppress(Conflict, NotFound):  # an ADD or another run has changed the pool; the next reading shows it

@@ -24,7 +24,7 @@ HOST_LOCAL = "host-local"  # only a source of `migrate`
 
 def add_options(parser: argparse.ArgumentParser, files: bool = True, pods: bool = False) -> None:
     """Add --data-dir (if `files`), --flat-file, --kubeconfig and --namespace. Default: the store that the installed
-    flat file names, or else the file store in STATE. `pods`: the command reads pods too, if the store has leases of
+    flat file names, or else the file store in STATE. `pods`: the command also reads pods if the store has leases of
     several nodes."""
     which = parser.add_mutually_exclusive_group()
     parser.set_defaults(data_dir="", pods=pods)
@@ -58,8 +58,9 @@ def named(options: argparse.Namespace) -> list[Choice]:
 
 
 def choose(options: argparse.Namespace) -> list[Choice]:
-    """The stores that the options name, except stores that the cluster does not define, or that this user may not read.
-    If this user may not read a store, a message on stderr says so."""
+    """The stores that the options name. Of a cluster's two stores, a store that is not defined is left out. A store
+    that this user may not read is left out too, with a message on stderr. Raises InvalidConfig or Forbidden if no store
+    is left."""
     found = named(options)
     if len(found) == 1:
         return found

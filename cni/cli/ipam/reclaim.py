@@ -1,11 +1,11 @@
 """railcni ipam reclaim: frees the leases and reservations that an audit reported as dead (their pods are gone).
 
-The report alone frees nothing. All stores are read again, at least a grace period later. A lease that is unchanged and
-still dead is read once more right before it is freed. The store frees only this lease: it tests the resourceVersion of
-pool, AddressLease or reservation, or all fields that identify the lease. A lease that has changed, or whose address may
-be in use, stays. Only the lease's node knows whether its address is in use: `railcni` looks on its own machine,
-`kubectl railcni` asks the node's agent. Without an answer the lease stays, unless the pod's containers have ended or
-the node is off.
+The report alone frees nothing. All stores are read again, at least a grace period after the audit. A lease that is
+unchanged and still dead is read once more right before it is freed. The store frees only this lease: it tests the
+resourceVersion of pool, AddressLease or reservation, or all fields that identify the lease. A lease stays if it has
+changed, or if its address may be in use. Only the lease's node knows whether the address is in use: `railcni` looks on
+its own machine, `kubectl railcni` asks the node's agent. Without an answer the lease stays, unless the pod's containers
+have ended or the node is off.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from ipam.leases import Lease
 from ipam.stores.base import CHANGE
 from ipam.stores.served import from_json
 
-GRACE = 60.0  # seconds: longer than a runtime takes to make a sandbox again
+GRACE = 60.0  # seconds; a runtime needs less time to make a sandbox again
 
 FREED, WOULD_FREE, SKIPPED, KEPT, FAILED = "freed", "would free", "skipped", "kept", "failed"
-Told = Mapping[Key, tuple[str, str]]  # by lease, the node's answer: (ENDED, USED or UNKNOWN of in_use, reason)
+Told = Mapping[Key, tuple[str, str]]  # lease -> its node's answer: (ENDED, USED or UNKNOWN of in_use, reason)
 _NOT_ASKED = "the command does not ask it; `kubectl railcni ipam reclaim` does"
 
 
@@ -133,7 +133,8 @@ def _reclaim(made: Report, choices: list[Choice], options: argparse.Namespace) -
 
 
 class _Found:
-    """A store to free leases in, and its snapshot, which must have records or pods, or InvalidConfig is raised."""
+    """A store in which leases are freed, and its snapshot. The constructor raises InvalidConfig if the snapshot has
+    neither records nor pods."""
 
     def __init__(self, choice: Choice, seen: Snapshot, options: argparse.Namespace) -> None:
         if seen.records is None and seen.pods is None:
@@ -145,8 +146,8 @@ class _Found:
         self._leases = {(lease.pool, lease.text, lease.container_id, lease.ifname): lease for lease in seen.leases}
 
     def elsewhere(self, finding: Finding) -> Lease | None:
-        """The finding's lease if an agent must answer whether the address is in use, else None. With `options.ask`,
-        agents also answer for this node's leases, since a container may not see the node's namespaces."""
+        """Return the finding's lease if an agent must tell whether the address is in use; else None. With
+        `options.ask`, this node's agent is asked too, since a container may not see the node's namespaces."""
         lease = self._lease(finding)
         if self._options.force or lease is None or finding.kind == LEASE_OF_ENDED_POD:
             return None
@@ -160,7 +161,8 @@ class _Found:
         return next((r.lease for r in self._seen.reserved or () if r.name == finding.reservation[0]), None)
 
     def _is_off(self, lease: Lease) -> bool:
-        """Whether the lease's node is off: it has the taint out-of-service, or is deleted and its agent is silent."""
+        """Whether the lease's node is off: it has the taint out-of-service, or its Node is deleted and its agent is
+        silent."""
         seen = self._seen
         if self._cluster is None or seen.nodes is None or not lease.node:
             return False
@@ -190,13 +192,14 @@ class _Found:
         cooldown = max((n.cooldown for n in networks), default=0) or self._choice.cooldown
         try:
             self._freeing.free_lease(lease, check, cooldown, options.dry_run, is_ended)
-        except Changed:  # with a record, the free of one lease frees all leases of the attachment
+        except Changed:  # an attachment with a record loses all its leases at once
             if lease.attachment not in self._freed or self._freeing.store.holder(lease):
                 raise
         self._freed.add(lease.attachment)
 
     def _check(self, finding: Finding, lease: Lease) -> None:
-        """Judge the lease or reservation again by the audit's rules. Raises Changed if the finding differs now."""
+        """Apply the audit's rules to the lease or reservation as it is now. Raises Changed if the result is not
+        `finding`."""
         if not finding.pool:
             reserved = self._cluster.reservation(lease) if self._cluster else None
             if reserved is None or reserved.uid != finding.reservation[1]:
@@ -214,7 +217,8 @@ class _Found:
             raise Changed(f"it is another finding now: {again.message}")
 
     def _rules_for(self, lease: Lease) -> AuditRules:
-        """The audit rules for a snapshot with `lease` alone; the lease's pod and node are read again."""
+        """Read the pod and the node of `lease` again. Return the audit rules for a snapshot of only the lease's
+        address."""
         seen, cluster = self._seen, self._cluster
         if cluster is None:
             raise Changed("its pod cannot be read")
@@ -230,7 +234,7 @@ class _Found:
 
 
 def _wait(made: Report, grace: float, say: Callable[[str], object]) -> None:
-    """Wait until the audit report `made` is `grace` seconds old; only then are the stores read again."""
+    """Wait until the audit report `made` is `grace` seconds old."""
     age = (datetime.now(UTC) - made.created).total_seconds()
     end = time.monotonic() + min(grace - age, grace)
     while (left := end - time.monotonic()) > 0:

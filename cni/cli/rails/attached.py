@@ -1,5 +1,4 @@
-"""The rails of pods in this node's records. A rail is a pod's link over one NIC of a group of NICs. Functions read and
-compare the rails' states, and ping a peer's rails."""
+"""Read, compare and ping the rails in this node's records. A rail is a pod's link over one NIC of a group of NICs."""
 
 from __future__ import annotations
 
@@ -35,8 +34,8 @@ _SECONDS = 2.0
 @dataclass
 class AttachedRail:
     """A pod's rail in this node's records. `ifname` is the link in the pod's namespace, `carrier` the host's netdev
-    below it. The function `look` fills in `addresses`, `gids` (device, port and index of the GID, by address) and
-    `faults`; `ping` fills in `trips` (round-trip times in ms, by the peer's address), and adds to `faults`."""
+    below this link. The function `look` sets `addresses`, `gids` (address -> device, port and index of the GID) and
+    `faults`. The function `ping` sets `trips` (peer's address -> round-trip time in ms), and adds to `faults`."""
 
     rail: Rail
     network: str
@@ -120,7 +119,8 @@ def of_node() -> Iterator[AttachedRail]:
 
 
 def look(attached: AttachedRail) -> AttachedRail:
-    """Add the state of a rail to `attached`; return it. GIDs are read only if the carrier has a RoCE port."""
+    """Read the state of a rail into `attached`; return `attached`. GIDs are read only if the carrier has a RoCE
+    port."""
     ifname, faults = attached.ifname, attached.faults
     with Opened(netns.open_namespace(attached.netns)) as there:
         link = there.rtnl.link(name=ifname)
@@ -153,8 +153,8 @@ def look(attached: AttachedRail) -> AttachedRail:
 
 
 def check(rails: Sequence[AttachedRail]) -> None:
-    """Add the state to each rail. If a group gives a pod the same index (host number in the subnet) on all rails, a
-    fault is added for each address with another index than most addresses of the pod."""
+    """Read the state of each rail. In a group whose pods have the same index (host number in the subnet) on all rails,
+    add a fault for each address whose index is not the pod's most frequent index."""
     for rail in rails:
         look(rail)
     for group in {rail.rail.group for rail in rails}:
@@ -168,8 +168,8 @@ def check(rails: Sequence[AttachedRail]) -> None:
 
 
 def peer_of(text: str, rails: Sequence[AttachedRail], sandboxes: Sequence[NamespaceView]) -> Peer:
-    """A peer's addresses by rail. `text` is the peer's index (its host number in each rail's subnet), an address with
-    this index, or a pod of this node. Raises InvalidConfig if the address is in no rail's subnet, or the pod is not on
+    """Return a peer's addresses by rail. `text` is the peer's index (its host number in each rail's subnet), one of its
+    addresses, or a pod of this node. Raises InvalidConfig if the address is in no rail's subnet, or the pod is not on
     this node."""
     index = int(text) if text.isdigit() else None
     if index is None:
@@ -186,8 +186,8 @@ def peer_of(text: str, rails: Sequence[AttachedRail], sandboxes: Sequence[Namesp
 
 
 def ping(rails: Sequence[AttachedRail], peer: Peer) -> None:
-    """Ping each address of the peer from an address of the same rail, in the same subnet if possible, else of the same
-    family. Add the times and the faults to `rails`."""
+    """Ping each address of the peer. The source is an address of the same rail and family, in the same subnet if
+    possible. Add the times and the faults to `rails`."""
     for attached in rails:
         theirs = peer.get(attached.key, [])
         if not theirs:

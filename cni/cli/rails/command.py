@@ -105,7 +105,8 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _node_nics(rails: Sequence[attached.AttachedRail]) -> list[dict[str, Any]]:
-    """The NICs that carry rails, in the order of the rails, and then the other RDMA NICs, as JSON objects."""
+    """The NICs as JSON objects: first the NICs that carry rails, in the order of the rails, then the other RDMA
+    NICs."""
     devices = [d for d in inventory.read() if not d.is_virtual_function]
     known = {p.netdev: d for d in devices for p in d.ports if p.netdev}
     carriers = [a.carrier for a in sorted(rails, key=lambda a: a.key) if a.carrier]
@@ -145,13 +146,14 @@ def _rail(rail: attached.AttachedRail) -> dict[str, Any]:
 
 
 def objects(plan: Rails, rails: Sequence[PlannedRail], ours: bool = False) -> list[dict[str, Any]]:
-    """The group's Kubernetes objects, in the order to apply them. `ours`: the device plugin is railcni's."""
+    """The group's Kubernetes objects, in the order for `kubectl apply`. `ours`: the device plugin is railcni's."""
     nads = [nad(plan, rails, rail) for rail in (rails[:1] if plan.oneNetwork else rails)]
     return [resources(plan, rails, ours), *nads, pod(plan, rails)]
 
 
 def nad(plan: Rails, rails: Sequence[PlannedRail], rail: PlannedRail) -> dict[str, Any]:
-    """The NetworkAttachmentDefinition of `rail`; if the plan has `oneNetwork`, one for all rails."""
+    """The NetworkAttachmentDefinition of `rail`. If the plan has `oneNetwork`, it is the only one and serves all
+    rails."""
     metadata: dict[str, Any] = {"name": rail.name, "namespace": plan.namespace}
     if plan.type != "macvlan" or plan.oneNetwork:  # a macvlan names its master, and needs no device
         metadata["annotations"] = {RESOURCE_NAME: f"{plan.resourcePrefix}/{rail.resource}"}
@@ -223,7 +225,7 @@ def _selectors(plan: Rails, rails: Sequence[PlannedRail]) -> dict[str, Any]:
 
 
 def _policy(plan: Rails, rails: Sequence[PlannedRail]) -> dict[str, Any]:
-    """The entry of `virtualFunctions` in the device plugin's configuration, by which the VFs of all NICs are made."""
+    """The entry of `virtualFunctions` in the device plugin's configuration that makes the VFs of all NICs."""
     netdevs = [rail.nic.netdev for rail in rails]
     chosen = {"pfNames": netdevs} if all(netdevs) else {"rootDevices": [rail.nic.pci for rail in rails]}
     mtu = {"mtu": plan.mtu} if plan.mtu else {}
