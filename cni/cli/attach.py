@@ -40,7 +40,7 @@ from cni.shared.spec.errors import CniError, InvalidConfig
 from cni.shared.spec.request import is_identifier
 from cni.shared.spec.result import IPConfig
 
-_MULTUS = "multus"  # Multus has its own cache below libcni's (its option cniDir)
+_MULTUS = "multus"  # the folder of Multus's own cache, below libcni's (Multus's option cniDir)
 
 
 def register(commands: subcommand.Commands) -> None:
@@ -297,7 +297,7 @@ def _entry(options: argparse.Namespace, cache: Cache, name: str) -> CachedResult
 
 def _as_attached(entry: CachedResult, network: networks.Network | CniError) -> networks.Network | CniError:
     """The network with the configuration in the cached attachment `entry`. If this configuration cannot be read, return
-    `network`, which is the present network, or the error of the search for it."""
+    `network`: the network as it is now, or the error of the search for it."""
     try:
         kept = networks.from_document(json.loads(entry.config), f"the cached configuration of {entry.network}")
     except (ValueError, CniError):
@@ -315,7 +315,7 @@ def default_container_id(netns: str) -> str:
 
 
 def _same(a: str, b: str) -> bool:
-    """Whether paths lead to the same namespace. If one does not exist, compare the paths themselves."""
+    """Whether both paths lead to the same namespace. If a path does not exist, the paths themselves are compared."""
     try:
         return os.path.samefile(a, b)
     except OSError:

@@ -32,7 +32,7 @@ from ipam.leases import Lease
 from ipam.stores.served import to_json
 
 _AT_ONCE = 8  # nodes asked at the same time
-_START = 180.0  # seconds until the container of doctor runs
+_START = 180.0  # seconds within which the container of doctor must start
 _RUN = 600.0  # seconds after which kubelet ends the container
 _WEIGHT = {in_use.UNKNOWN: 0, in_use.ENDED: 1, in_use.USED: 2}  # the answer with the largest number counts
 _STARTING = ("ContainerCreating", "PodInitializing", "ErrImagePull")  # the last becomes ImagePullBackOff if it persists
@@ -66,7 +66,7 @@ def register(commands: subcommand.Commands) -> None:
     common.add(doctor, "verbose")
     pair.add(verbs)
     for verb in ipam.register(verbs, anywhere=True):
-        verb._option_string_actions["--kubeconfig"].default = argparse.SUPPRESS  # it may stand before the verb
+        verb._option_string_actions["--kubeconfig"].default = argparse.SUPPRESS  # the option may stand before the verb
         kubectl.add_access(verb, files=False)
         verb.set_defaults(run=partial(_ipam, verb.get_default("run"), parser))
 
@@ -83,8 +83,8 @@ def _version(options: argparse.Namespace) -> int:
 
 
 def _ask_all(options: argparse.Namespace, agents: Iterable[kubectl.NodeAgent]) -> list[dict[str, Any]]:
-    """Run `railcni status` in each agent's pod; return a status per node. The status of a
-    node whose run failed has the reason in `faults`."""
+    """Run `railcni status` in the pod of each agent; return a status per node. If a run fails, the status of its node
+    has the reason in `faults`."""
 
     def ask(agent: kubectl.NodeAgent) -> dict[str, Any]:
         command, places = ["status", "--output=json"], ("root", "plugin-dir", "to", "state-dir")
@@ -103,7 +103,7 @@ def _faulty(node: str, fault: str) -> dict[str, Any]:
 
 def _status(options: argparse.Namespace) -> int:
     agents, nodes = kubectl.agents(options), _nodes(options)
-    present = [agent for name, agent in agents.items() if name in nodes]  # an exec needs the Node
+    present = [agent for name, agent in agents.items() if name in nodes]  # `kubectl exec` needs the Node
     found = _ask_all(options, present)
     found += [_faulty(name, "no agent has this node") for name in sorted(nodes - agents.keys())]
     found += [_faulty(name, lease_rules.AGENT_LIVES.format(name)) for name in sorted(_deleted(options, nodes))]
@@ -131,7 +131,7 @@ def _readable(options: argparse.Namespace, *arguments: str) -> list[dict[str, An
 
 
 def _deleted(options: argparse.Namespace, nodes: set[str]) -> set[str]:
-    """The names of nodes that are not in `nodes`, but still have an agent's Lease (coordination.k8s.io)."""
+    """The names of nodes that are not in `nodes`, but whose agent still has a Lease (coordination.k8s.io)."""
     leases = _readable(options, "leases.coordination.k8s.io", f"--namespace={silence.NAMESPACE}")
     return set(silence.nodes_of(leases)) - nodes
 
@@ -274,4 +274,4 @@ def _ask_of_leases(options: argparse.Namespace, leases: Sequence[Lease]) -> dict
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         answers = [one for answer in pool.map(ask, {*agents, *(lease.node for lease in leases)}) for one in answer]
-    return dict(sorted(answers, key=lambda one: _WEIGHT[one[1][0]]))  # of several answers, the last remains
+    return dict(sorted(answers, key=lambda one: _WEIGHT[one[1][0]]))  # the last of several answers remains

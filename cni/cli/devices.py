@@ -110,7 +110,7 @@ def _serve(program: str, options: argparse.Namespace) -> int:
 
 
 def _read(options: argparse.Namespace) -> tuple[Config, bool]:
-    """Read the files of --config, and print the faults in them. Return (configuration, whether a fault is an error)."""
+    """Read the files of --config, and print the faults in them. Return (configuration, whether there is an error)."""
     config = read_config(options.config or [CONFIG])
     nad.print_findings(config.findings, sys.stderr)
     return config, any(finding.severity == ERROR for finding in config.findings)

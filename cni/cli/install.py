@@ -48,7 +48,7 @@ def register(commands: subcommand.Commands) -> None:
 
 
 def _plugins(text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(text.split(",")))  # once each: a second step would replace the kept foreign file
+    names = tuple(dict.fromkeys(text.split(",")))  # a name twice would overwrite the kept foreign file
     if unknown := [name for name in names if name not in PLAIN]:
         raise argparse.ArgumentTypeError(f'"{",".join(unknown)}": want some of {",".join(PLAIN)}')
     return names
@@ -58,7 +58,7 @@ def _plugins(text: str) -> tuple[str, ...]:
 
 
 def _require(options: argparse.Namespace, *flags: str) -> None:
-    """Raise InvalidConfig if a directory that one of the options `flags` names is missing below --root."""
+    """Raise InvalidConfig if a directory that the user named by one of the options `flags` is missing below --root."""
     for flag in set(flags) & options.given:
         shown = getattr(options, flag[2:].replace("-", "_"))
         require_directory(flag, shown, below(options.root, os.path.abspath(shown)))
@@ -170,10 +170,10 @@ def _reason(record: dict[str, Any], alive: bool, remaining: Collection[str]) -> 
     """The reason why only railcni can detach the attachment of `record`; "" if one of the `remaining` plugins in the
     folder can detach it, or if nothing is left to detach. `alive`: the namespace of the attachment exists."""
     plugin, network_type = record.get("plugin", ""), ""
-    with suppress(TypeError, ValueError, AttributeError):  # without a configuration, or a damaged one
+    with suppress(TypeError, ValueError, AttributeError):  # the configuration is missing or damaged
         network_type = str(json.loads(record.get("config", "")).get("type", ""))
     if plugin in plugins.LINK_PLUGINS and (reason := plugins.named(plugin).ONLY_OURS):
-        return reason  # also after a device left a gone namespace: only the record has its former name
+        return reason  # even if the namespace is gone: only the record has the device's former name
     if not alive:
         return ""
     if network_type in PREFIXED:
@@ -181,7 +181,7 @@ def _reason(record: dict[str, Any], alive: bool, remaining: Collection[str]) -> 
     if plugin and plugin not in remaining:
         return f"no other plugin {plugin} is there to detach it"
     store = record.get("store")
-    is_shared = isinstance(store, dict) and store.get("kind") == "kubernetes"  # in the pools of whereabouts
+    is_shared = isinstance(store, dict) and store.get("kind") == "kubernetes"  # in IPPools, as whereabouts uses
     if record.get("addresses") and not ("whereabouts" in remaining and is_shared):
         return f"{', '.join(map(str, record['addresses']))} would be given to others too"
     return ""
@@ -231,7 +231,7 @@ def _attachments(state: str, root: str, faults: list[str]) -> dict[str, int] | N
 
 
 def _may_live(attachment: dict[str, Any], root: str) -> bool:
-    """Whether the attachment's namespace may exist. In a container, which sees only the host's files, the namespace is
+    """Whether the attachment's namespace may exist. In a container only the host's files are visible: the namespace is
     gone if its path is missing but the directory of the path exists."""
     return bool(attachment["alive"]) if root == "/" else not has_lost_path(attachment["netns"], partial(below, root))
 

@@ -101,7 +101,7 @@ def _open_streams() -> None:
 
 
 class _Pipe(io.FileIO):
-    """A pipe whose reader, such as `head`, may end early. Then output is dropped, without effect on the exit code."""
+    """A pipe whose reader, such as `head`, may end early. Later output is dropped; the exit code does not change."""
 
     is_broken = False
 

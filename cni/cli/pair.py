@@ -1,9 +1,10 @@
-"""railcni test: tests a network between two nodes, or without a network the plugins on this machine (cni.cli.demo).
+"""railcni test: tests a network between two nodes. Without a network it tests the plugins on this machine
+(cni.cli.demo).
 
-The cluster's own Multus attaches two pods of the agents' image to the network, on two nodes. The command runs `railcni
-test --inside` in each pod by `kubectl exec`, which reads the MTU of the pod's link and pings the other pod. If the user
-names an image for RDMA, a second container of each pod runs it and measures RDMA. At the end the pods are deleted, and
-the leases of their addresses must be gone.
+The cluster's own Multus attaches two pods of the agents' image to the network, on two nodes. In each pod, `kubectl
+exec` runs `railcni test --inside`, which reads the MTU of the pod's link and pings the other pod. If the user names an
+image for RDMA, a second container of each pod runs this image and measures RDMA. At the end the command deletes the
+pods, and the leases of their addresses must be gone.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _ANSWER = 90.0  # seconds for a program in a pod; the longest takes 60
 _PAUSE = 0.5
 _SHOWN = {OK: ("PASS", "green"), FAULT: ("FAIL", "bold red"), SKIPPED: ("skipped", "")}
 _NOT_TRIED = 77
-# Runs in the container of the user's image; $1 is the address of the server, "" in the server.
+# The script for the container of the user's image. $1 is the server's address; in the server it is "".
 _RDMA = f"""
 for node in /dev/infiniband/uverbs*; do
     [ -e "$node" ] || {{ echo "the pod has no RDMA device: name the resource of one with --resource"; exit {_NOT_TRIED}; }}
@@ -103,7 +104,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.network:
         found = _on_cluster(options)
     else:
-        from cni.cli import demo  # loads pyroute2, which takes 0.2 s and which no other command needs
+        from cni.cli import demo  # loads pyroute2, which takes 0.2 s, for this command alone
 
         found = [*demo.run()]
     documents = [one.document() for one in found]

@@ -112,7 +112,7 @@ def _port(port: Port) -> dict[str, Any]:
 
 
 def ibdev2netdev(devices: Sequence[VerbsDevice]) -> Iterator[str]:
-    """Yield the lines of Mellanox's ibdev2netdev. "Up" means carrier. Ports without a netdev have no line."""
+    """Yield the lines that Mellanox's ibdev2netdev prints. "Up" means carrier. Ports without a netdev have no line."""
     for port in inventory.ports(devices):
         if port.netdev:
             state = "NA" if port.carrier is None else "Up" if port.carrier else "Down"
@@ -146,7 +146,7 @@ def nccl_advice(
     ways = list(_ways(sandbox, devices, root))
     if not ways:
         raise CniError(_missing(sandbox, devices, root), code=100)
-    names = ",".join(f"{way.port.device}:{way.port.number}" for way in ways)  # "=" compares whole names
+    names = ",".join(f"{way.port.device}:{way.port.number}" for way in ways)  # with "=" NCCL compares whole names
     variables = {"NCCL_IB_HCA": f"={names}", "NCCL_SOCKET_IFNAME": "=" + ",".join(dict.fromkeys(w.link for w in ways))}
     chosen = {way: way.gid for way in ways if way.gid is not None}
     more, notes = _selection(chosen) if chosen else ({}, [])
@@ -154,7 +154,8 @@ def nccl_advice(
 
 
 def _unused(ways: Sequence[_Way], sandbox: sandboxes.NamespaceView, devices: Devices, root: str) -> Iterator[str]:
-    """Yield a note for each port of the pod that NCCL does not use. `ways` are the ports that have a GID of the pod."""
+    """Yield a note for each port of the pod that NCCL does not use now. `ways` are the pod's links that NCCL can
+    use."""
     for way in ways:
         if not way.port.is_active:
             yield f"NCCL leaves out {way.port} ({way.link}) until it is ACTIVE: it is {way.port.state}"
@@ -204,7 +205,8 @@ def choice(port: Port, is_v6: bool, network: Network | None) -> int:
 
 def wrong_index(value: str, ways: Sequence[tuple[str, Port]]) -> str:
     """The reason why the GID index `value` of an environment variable is wrong for a link of the pod; "" if it suits
-    all links. `ways` has (link name, port). A negative number, and UCX's "auto", leave the choice to the library."""
+    all links. `ways` has (link name, port). A negative number or "auto" (UCX) is never wrong: the library chooses the
+    index."""
     try:
         index = -1 if value == "auto" else int(value)
     except ValueError:

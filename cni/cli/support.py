@@ -58,13 +58,13 @@ _NAME = r"[\w.-]*(?:passw(?:or)?d|passphrase|secret|token|bearer|authorization|a
 _IS_SECRET = re.compile(rf"{_NAME}\Z", re.IGNORECASE)
 _NO_SECRET = re.compile(r".*(file|path|name|expiry|ref|account|annotation|ttl|seconds|mode|source|s)\Z", re.IGNORECASE)
 _KEY = "[A-Z0-9 ]*PRIVATE KEY-----"
-_MARKS = (  # strings that look like a secret, each with the text in its place
+_MARKS = (  # strings that look like a secret, each with its replacement
     (re.compile(rf"(?s)-----BEGIN {_KEY}.*?(?:-----END {_KEY}|\Z)"), REMOVED),
     (re.compile(r"LS0tLS1CRUdJTi[A-Za-z0-9+/=\s]{20,}(?<!\s)"), REMOVED),  # "-----BEGIN" in base64
     (re.compile(r"eyJ[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_-]{5,}(?:\.[A-Za-z0-9_-]*)?"), REMOVED),  # a JSON web token
     (re.compile(r"(?i)\b((?:bearer|basic)\s+)[A-Za-z0-9._~+/=-]{4,}"), rf"\1{REMOVED}"),
     (re.compile(r"(://[^/\s:@\"']*:)[^/\s@\"']+(@)"), rf"\1{REMOVED}\2"),  # the password in a URL
-    (re.compile(rf"(?i)(--?{_NAME}[= ])(\S+)"), rf"\1{REMOVED}"),  # an option
+    (re.compile(rf"(?i)(--?{_NAME}[= ])(\S+)"), rf"\1{REMOVED}"),  # an option of a command
 )
 _ASSIGNED = re.compile(
     rf"(?i)(?<![\w.-])({_NAME})(\\*[\"']?\s*[:=]\s*)(\\*[\"'](?:[^\"'\\\n]|\\[^\"'\n])*\\*[\"']?|[^\s,;}}\]\"'|>][^\s,;}}\]]*)"
@@ -125,7 +125,7 @@ def cleaned(parts: list[Part]) -> list[Part]:
 
 
 def gather(options: argparse.Namespace, say: Callable[[str], object]) -> list[Part]:
-    """Read all parts. A part that cannot be read has the reason in `fault`. `say` prints the name of a step."""
+    """Read all parts. If a part cannot be read, its `fault` has the reason. `say` prints the name of a step."""
     state, networks, cache = options.state_dir, options.conf_dir, options.cache_dir
     plugins = tuple(filter(None, options.cni_path.split(":")))
     places = NodePlaces(state=state, networks=networks, cache=cache, plugins=plugins)
@@ -168,14 +168,14 @@ def _json(name: str, about: str, document: Any) -> Part:
 
 def _tree(name: str, directory: str) -> list[Part]:
     """Read each file below `directory` as a part. Raises OSError if the directory cannot be listed."""
-    os.listdir(directory)  # its OSError is the reason for a missing part
+    os.listdir(directory)  # raises OSError, unlike os.walk
     paths = sorted(os.path.join(folder, file) for folder, _, files in os.walk(directory) for file in files)
     return [_file(f"{name}/{os.path.relpath(path, directory)}", path) for path in paths[:_MOST_FILES]]
 
 
 def _file(name: str, path: str, end: bool = False) -> Part:
-    """Read a file as a part. With `end`, a file larger than MOST_BYTES is cut to its last bytes. Without `end`, it is
-    left out, and `fault` has the reason. A binary file is left out in both cases."""
+    """Read a file as a part. If `end`, a file larger than MOST_BYTES is cut to its last bytes; otherwise it is left
+    out, and `fault` has the reason. A binary file is always left out."""
     try:
         if path.endswith(_CERTIFICATES):
             raise ValueError("certificates and keys are not gathered")
@@ -195,7 +195,7 @@ def _file(name: str, path: str, end: bool = False) -> Part:
 
 
 def _logs(options: argparse.Namespace) -> list[Part]:
-    """Return the logs of --log, and the existing ones among the paths in the node's network files and _USUAL_LOGS."""
+    """Read the logs of --log, and the existing logs whose paths are in the node's network files or in _USUAL_LOGS."""
     named = [path for part in _tree("", options.conf_dir) for path in _LOG_KEY.findall(part.text)]
     paths = dict.fromkeys((*options.log, *named, *_USUAL_LOGS))
     parts = [_file("logs/" + path.strip("/").replace("/", "_"), path, end=True) for path in paths]
@@ -273,7 +273,7 @@ def is_secret(name: str) -> bool:
 
 
 def find_secrets(text: str) -> set[str]:
-    """The secrets in `text` if it is JSON or YAML. A string in it that is JSON itself is searched too."""
+    """The secrets in `text` if it is JSON or YAML. A string in `text` that is itself JSON is searched too."""
     found: set[str] = set()
     for document in _documents(text):
         found.update(_secrets_of(document))

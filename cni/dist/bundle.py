@@ -1,4 +1,4 @@
-"""`make bundle`: a directory that runs from any path on any Linux of its architecture; and its .tar.gz.
+"""`make bundle`: makes a directory that runs from any path on any Linux of its architecture, and its .tar.gz.
 
 bin/       macvlan, host-device, sriov, rdma, whereabouts, railcni, kubectl-railcni, python3: launcher.c, compiled;
            railcni-*: links to these plugins
@@ -185,7 +185,8 @@ def loader() -> Path:
 
 
 def needed(sources: Collection[Path]) -> dict[str, Path]:
-    """The paths, by name, of the loader and of libraries outside of `sources` that ELF files in `sources` need.
+    """Map the name of the dynamic loader, and of each library outside of `sources` that an ELF file in `sources` needs,
+    to its path.
 
     This machine's loader finds the libraries (ld.so(8), --list). Raises CannotBuild when a library is missing, or when
     two libraries have the same name."""
@@ -237,7 +238,7 @@ def build(target: Path, extra: str = "") -> Path:
     """Make the bundle in the directory `target`, and its .tar.gz beside it; return the bundle's directory.
 
     `extra` names a set of optional dependencies in pyproject.toml that the bundle also gets. Raises CannotBuild when
-    the bundle cannot be built or does not run; the former bundle then stays.
+    the bundle cannot be built or does not run; then the former bundle stays.
     """
     made = target / (f"{NAME}-{extra}" if extra else NAME)
     target.mkdir(parents=True, exist_ok=True)
@@ -321,8 +322,8 @@ def compile_launcher(loader: str) -> tuple[bytes, list[Path]]:
 def compile_modules(top: Path) -> None:
     """Replace each module's .py by a .pyc below the directory `top`.
 
-    An import then looks for one file fewer, and no source file on a node invites edits without effect. Tracebacks name
-    the module's path in the bundle."""
+    An import then looks for one file fewer, and no node has source files whose edits would have no effect. Tracebacks
+    name the module's path in the bundle."""
     _run("-m", "compileall", "-bq", "--invalidation-mode=unchecked-hash", "-s", str(top), str(top))
     for module in top.rglob("*.py"):
         module.unlink()
@@ -331,9 +332,9 @@ def compile_modules(top: Path) -> None:
 def _run(*arguments: str) -> bytes:
     """Run a fresh interpreter with `arguments`; return its output.
 
-    The output must be the same each time. But marshal's output depends on shared references in the process (bpo-34093),
-    and the order of a set on the hash seed. So the process has a fixed seed and no other task, and compiles all modules
-    in the order of their paths. Raises CannotBuild when the process fails."""
+    The output must be the same in each build. But marshal's output depends on shared references in the process
+    (bpo-34093), and the order of a set on the hash seed. So the process has a fixed seed and no other task, and
+    compiles all modules in the order of their paths. Raises CannotBuild when the process fails."""
     done = subprocess.run([str(PYTHON), "-BSs", *arguments], env={"PYTHONHASHSEED": "0"}, capture_output=True)
     if done.returncode:
         fault = (done.stderr or done.stdout).decode(errors="replace")[-500:]

@@ -65,7 +65,7 @@ def _run(options: argparse.Namespace) -> int:
             if options.watch:
                 say(f"counting errors of ports for {options.watch:g} s")
             found = report.examine(of_node)
-    except CniError as fault:  # the pod is not here: nothing of the node was checked
+    except CniError as fault:  # the pod is not on this node; no check has run
         output.print_fault(f"railcni: {fault.msg}", fault.details)
         return 2
     if options.nfd != "-":
@@ -123,8 +123,8 @@ def _folded(findings: Iterable[Observation]) -> list[Observation]:
 
 
 def features(report: DoctorReport) -> dict[str, str]:
-    """Return the values of the node's labels for node-feature-discovery, by label name. The values seldom change: each
-    change is a write to the API server."""
+    """Return the node's labels for node-feature-discovery, by label name. Their values seldom change, since each change
+    is a write to the API server."""
     ports = [p for p in report.facts.ports if p.is_active]
     rates = [int(p.speed) for p in ports if p.speed is not None]
     mtus = [p.roce_mtu for p in ports if p.roce_mtu is not None]

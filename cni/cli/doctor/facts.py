@@ -1,5 +1,5 @@
-"""The facts about a node or one of its pods that the checks judge, each read on its first use. Nothing here judges or
-changes anything."""
+"""Facts for the checks, about a node or one of its pods. Each fact is read on its first use. This module neither judges
+nor changes anything."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from cni.shared.spec.errors import CniError
 
 @dataclass(frozen=True)
 class NodePlaces:
-    """The folders that doctor reads: this node's, or those in a copy of another node's files."""
+    """The folders that doctor reads, on this node or in a copy of another node's files."""
 
     sys: str = "/sys"
     proc: str = "/proc"
@@ -40,8 +40,8 @@ class NodePlaces:
     networks: str = NET_DIRECTORY
     kubelet: str = "/var/lib/kubelet"
     root: str = ""  # the root of the file system with the CDI specifications
-    plugins: tuple[str, ...] = ()  # default: where the node's runtimes search
-    live: bool = True  # whether this kernel's namespaces and netlink are the node's
+    plugins: tuple[str, ...] = ()  # default: the folders that the node's runtimes search
+    live: bool = True  # whether the node is this machine: its namespaces and netlink can be read
 
 
 @dataclass
@@ -57,7 +57,8 @@ class NodeFacts:
 
     @cached_property
     def loaded(self) -> kernel.Modules:
-        """The kernel modules, and the network functions; in a report about one pod, only functions below its links."""
+        """The kernel modules and the network functions; in a report about one pod, only functions below the pod's
+        links."""
         found = kernel.read_modules(self.places.sys)
         if not self.pod:
             return found
@@ -101,8 +102,8 @@ class NodeFacts:
 
     @property
     def nics(self) -> list[tuple[str, str]]:
-        """(verbs device, PCI address) of each RDMA NIC's physical function; in a report about one pod, only those below
-        the pod's links."""
+        """(verbs device, PCI address) of the physical function of each RDMA NIC; in a report about one pod, only of
+        NICs below the pod's links."""
         devices = {port.device for port in self.ports}
         physical = [d for d in self.devices if d.pci and not d.is_virtual_function]
         return [(d.name, d.pci) for d in physical if not self.pod or d.name in devices]
@@ -123,12 +124,12 @@ class NodeFacts:
 
     @property
     def own_interfaces(self) -> dict[str, SandboxInterface]:
-        """The links of this namespace, by name."""
+        """The links in the network namespace of doctor, by name."""
         return {i.name: i for i in self.sandboxes[0].interfaces} if self.sandboxes else {}
 
     @property
     def _networks(self) -> dict[str, Sequence[str]]:
-        """The IPv4 addresses with prefix lengths of each netdev of an active RoCE port in this namespace."""
+        """Map each netdev of an active RoCE port in this namespace to its IPv4 addresses with prefix lengths."""
         active = (p.netdev for p in self.ports if p.is_active and p.is_roce and p.carrier is not None and p.netdev)
         own = self.own_interfaces
         return {name: own[name].networks if name in own else () for name in active}
@@ -176,7 +177,7 @@ class NodeFacts:
 
     @property
     def pod_records(self) -> list[str]:
-        """The names of the links that this node's attachment records have for the pod."""
+        """The names of the pod's links in this node's attachment records."""
         return [ifname for netns, ifname in self._recorded if netns == self.chosen.netns]
 
     @cached_property
@@ -188,7 +189,7 @@ class NodeFacts:
         return {
             (a["netns"], a["ifname"]): [str(address).partition("/")[0] for address in a["addresses"]]
             for a in found
-            if not a["pending"] and not a["network"].startswith(GROUP)  # a group has no link of its own
+            if not a["pending"] and not a["network"].startswith(GROUP)  # the record of a group of rails has no link
         }
 
     @cached_property
@@ -239,7 +240,8 @@ class NodeFacts:
         return found
 
     def _card_of(self, device: inventory.VerbsDevice) -> inventory.VerbsDevice:
-        """The verbs device at the physical function of `device`, or `device` if this namespace has no such one."""
+        """The verbs device of the physical function of `device`; `device` itself if this namespace lacks that verbs
+        device."""
         own = sysfs.pci_above(rdma_sysfs.path_of(device.name, self.places.sys))
         physical = sysfs.physical_function_of(own, self.places.sys) or own
         if physical == device.pci:
@@ -247,7 +249,7 @@ class NodeFacts:
         netdevs = sysfs.netdevs_of_pci(physical, self.places.sys)
         bonds = [bond for netdev in netdevs for bond in topology.beside(netdev, "upper_", self.places.sys)]
         names = {name for bond in bonds for name, _ in rdma_sysfs.ports_of_netdev(bond, self.places.sys)}
-        cards = [one for one in self.devices if one.pci == physical or one.name in names]  # a bond is at its first port
+        cards = [one for one in self.devices if one.pci == physical or one.name in names]  # a bond has one device
         return cards[0] if cards else device
 
     @cached_property

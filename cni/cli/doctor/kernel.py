@@ -1,8 +1,8 @@
 """Checks of the kernel: modules and the NICs that need them, device nodes in /dev/infiniband, the mode of RDMA's
 network namespaces, and the sysctls that can make RDMA netdevs drop IP packets.
 
-A built-in module may have no directory in /sys/module. Then another entry in sysfs shows it: the class infiniband
-(ib_core), the class infiniband_verbs (ib_uverbs), or the misc device rdma_cm (rdma_ucm).
+A built-in module may have no directory in /sys/module. Then another entry in sysfs shows the module: the class
+infiniband (ib_core), the class infiniband_verbs (ib_uverbs), or the misc device rdma_cm (rdma_ucm).
 
 Sources: drivers/infiniband/core/nldev.c (mode); Documentation/networking/ip-sysctl.rst (rp_filter, arp_*). For
 rp_filter, arp_ignore and arp_announce, the larger of the values for `all` and for the link is in effect.
@@ -31,7 +31,7 @@ _NEEDED = (
     ("ib_uverbs", "class/infiniband_verbs", "programs reach no verbs device without it"),
     ("rdma_ucm", "class/misc/rdma_cm", "RDMA CM needs it: rping, ib_write_bw -R, and storage"),
 )
-# the driver of a NIC's netdev, and the module that makes a verbs device of the same function
+# a NIC's network driver -> the module that makes a verbs device of the same function
 _COMPANIONS = {
     "mlx5_core": "mlx5_ib",
     "mlx4_core": "mlx4_ib",
@@ -47,7 +47,7 @@ _KNOWN = (*(name for name, _, _ in _NEEDED), *_COMPANIONS.values())
 _MELLANOX = "15b3"
 STRICT = 1
 ELSEWHERE = "0.0.0.0/0"  # stands for peers outside a link's subnets
-_MOST_NEIGHBOURS = 32  # addresses of a subnet to try, until one belongs to another host
+_MOST_NEIGHBOURS = 32  # the most addresses of a subnet to try until one is not the node's own
 _STRANGERS = ("192.0.2.1", "198.51.100.1", "203.0.113.1")  # addresses that no host has: RFC 5737
 
 
@@ -68,7 +68,7 @@ def read_modules(root: str = "/sys") -> Modules:
     loaded = {name for name, sign in signs if os.path.isdir(f"{root}/{sign}")}
     physical = [f for f in functions.read(root) if f.vendor and not f.is_virtual]
     with_verbs = [f for f in physical if f.verbs]
-    loaded.update(_COMPANIONS[f.driver] for f in with_verbs if f.driver in _COMPANIONS)  # also one that is built in
+    loaded.update(_COMPANIONS[f.driver] for f in with_verbs if f.driver in _COMPANIONS)  # also a built-in module
     bonded = {
         one.id: other.verbs[0]
         for one in physical
@@ -85,7 +85,7 @@ def _uppers(function: Function, root: str) -> set[str]:
 def check_modules(modules: Modules) -> Iterator[Observation]:
     """Check that the needed kernel modules are loaded, and that each RDMA NIC has its PCI driver (such as mlx5_core)
     and its verbs driver (such as mlx5_ib)."""
-    for name, _, why in _NEEDED if "ib_core" in modules.loaded else ():  # else `check_devices` reports it
+    for name, _, why in _NEEDED if "ib_core" in modules.loaded else ():  # else `check_devices` reports this
         if name in modules.loaded:
             yield ok(name, "loaded")
         else:
@@ -107,8 +107,8 @@ def check_modules(modules: Modules) -> Iterator[Observation]:
 
 
 def check_nodes(root: str, dev: str, chosen: Collection[str] | None = None) -> Iterator[Observation]:
-    """Check the device nodes in the folder `dev`/infiniband: rdma_cm and those of all verbs devices in sysfs (`root`).
-    If `chosen` is given, check only the device nodes that it names."""
+    """Check the device nodes in `dev`/infiniband: rdma_cm, and the node of each verbs device in the sysfs at `root`. If
+    `chosen` is given, check only the device nodes that it names."""
     folder = f"{root}/class/infiniband_verbs"
     places = {name: f"{folder}/{name}" for name in sorted(names_in(folder)) if name.startswith("uverbs")}
     for name, place in {**places, "rdma_cm": f"{root}/class/misc/rdma_cm"}.items():
@@ -161,8 +161,8 @@ def check_devices(names: Sequence[str], modules: Modules, moved: bool) -> Iterat
 class LinkParameters:
     """The kernel parameters in effect for a link; a parameter is None if it could not be read.
 
-    `answers` is empty unless rp_filter is strict. It maps each IPv4 subnet of the link, and ELSEWHERE (all other
-    addresses), to the link by which replies to peers in that subnet are sent ("" for no route)."""
+    `answers` is empty unless rp_filter is strict. It maps each IPv4 subnet of the link to the link that sends the
+    replies to peers in this subnet ("": no route). The key ELSEWHERE stands for all other addresses."""
 
     rp_filter: int | None = None
     arp_ignore: int | None = None
@@ -199,7 +199,7 @@ def check_mode(mode: str, moves_devices: bool, sharing: Sequence[str]) -> Iterat
 
 
 def read_parameters(netdev: str, networks: Sequence[str] = (), proc: str = "/proc") -> LinkParameters:
-    """Read the kernel parameters of a link in this thread's namespace; `networks` has its IPv4 addresses as CIDRs."""
+    """Read the kernel parameters of `netdev` in this thread's namespace. `networks` has its IPv4 addresses as CIDRs."""
     values = {}
     for name in ("rp_filter", "arp_ignore", "arp_announce"):
         each = [text(f"{proc}/sys/net/ipv4/conf/{where}/{name}") for where in ("all", netdev)]
@@ -208,8 +208,8 @@ def read_parameters(netdev: str, networks: Sequence[str] = (), proc: str = "/pro
 
 
 def _answers(networks: Sequence[str]) -> dict[str, str]:
-    """Map each subnet of `networks`, and ELSEWHERE (all other addresses), to the link by which this thread's namespace
-    sends replies to peers in that subnet; "" without a route."""
+    """Map each subnet of `networks` to the link by which this thread's namespace sends replies to peers in this subnet;
+    "" means no route. The key ELSEWHERE stands for all other addresses."""
     found: dict[str, str] = {}
     with Rtnl() as rtnl:
         names = {link.index: link.name for link in rtnl.links()}

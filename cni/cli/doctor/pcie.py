@@ -1,8 +1,8 @@
-"""The PCI side of RDMA NICs: link width and speed, relaxed ordering, ACS, IOMMU; and whether a NIC reaches the memory
-of GPUs.
+"""Checks of the PCI side of RDMA NICs: link width and speed, relaxed ordering, ACS, IOMMU, and access to the memory of
+GPUs.
 
-Source: Documentation/ABI/testing/sysfs-bus-pci (current_link_*, max_link_*), sysfs-kernel-iommu_groups. Registers in
-the file `config` are those of include/uapi/linux/pci_regs.h: a list of capabilities begins at 0x34, a list of extended
+Source: Documentation/ABI/testing/sysfs-bus-pci (current_link_*, max_link_*), sysfs-kernel-iommu_groups. The file
+`config` has the registers of include/uapi/linux/pci_regs.h: a list of capabilities begins at 0x34, a list of extended
 capabilities at 0x100. Only root can read beyond the first 64 bytes, which contain no capability.
 
 A NIC can reach the memory of GPUs by one of three means: the module nvidia_peermem, its predecessor nv_peer_mem, or
@@ -49,10 +49,10 @@ class PcieLink:
 
 @dataclass(frozen=True)
 class PcieFunction:
-    """A NIC's PCI function. `now` is its current link, `best` the best link that the card supports, and `slot_best` the
-    best that the port above the card supports. `domain` is the type of its IOMMU group: "identity" passes DMA through,
-    "DMA" and "DMA-FQ" translate it, "" means no group. `relaxed_ordering` is True, False, or the reason why it is not
-    known. `unread` is the reason why a link is not known."""
+    """A NIC's PCI function. `now` is its current link. `best` is the best link that the card supports, and `slot_best`
+    the best link that the port above the card supports. `domain` is the type of its IOMMU group: "identity" passes DMA
+    through, "DMA" and "DMA-FQ" translate it, "" means no group. `relaxed_ordering` is True, False, or the reason why it
+    is not known. `unread` is the reason why a link is not known."""
 
     name: str
     address: str
@@ -153,8 +153,8 @@ def _link(place: str, which: str) -> PcieLink:
 
 
 def _read(setting: Callable[[bytes], bool | None], place: str) -> bool | str:
-    """The value that the function `setting` finds in the configuration space of the PCI device with the sysfs folder
-    `place`. If the value is not known, return the reason."""
+    """Apply the function `setting` to the configuration space of the PCI device in the sysfs folder `place`. Return the
+    value, or the reason why it is not known."""
     try:
         with open(f"{place}/config", "rb") as file:
             config = file.read(4096)

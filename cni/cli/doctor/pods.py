@@ -1,8 +1,8 @@
 """Checks of RDMA in pods: each address of a link over a RoCE port needs a GID whose netdev is that link.
 
 A pod's link is over an RDMA port in two cases: it is the port's netdev, moved into the pod; or it is a macvlan or
-similar link on that netdev, or on a VLAN or bond above that netdev. The checks of all pods do no I/O; those of a
-single pod do.
+similar link on that netdev, or on a VLAN or bond above that netdev. The functions that check all pods do no I/O;
+functions that check one pod do.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class PodNeed:
 
     @property
     def remedy(self) -> str:
-        """The advice for a container that lacks the resource."""
+        """How a container without the device node gets it: by a request for one of `resources`."""
         names = " or ".join(self.resources) or "a resource of the device plugin that offers this NIC"
         return f"ask for {names} in the container: limits and requests of 1"
 
@@ -256,8 +256,8 @@ def _parameters(sandbox: NamespaceView, links: Sequence[SandboxInterface]) -> di
 
 
 def processes(sandbox: NamespaceView, proc: str = "/proc") -> list[PodProcess]:
-    """Up to _MOST_PROCESSES processes of the pod, lowest PIDs first. Processes in the pod's network namespace that have
-    the host's root directory, such as a runtime's helpers, are left out."""
+    """At most _MOST_PROCESSES processes of the pod, lowest PIDs first. A process in the pod's network namespace is left
+    out if its root directory is the host's, as that of a runtime's helper."""
     found: list[PodProcess] = []
     inode = inode_of(sandbox.netns) if sandbox.netns else 0
     for pid in sorted(int(n) for n in os.listdir(proc) if n.isdigit()) if inode else ():
@@ -295,7 +295,7 @@ def _nodes(folder: str) -> tuple[str, ...] | None:
 
 @dataclass(frozen=True)
 class PodClaim:
-    """A ResourceClaim that kubelet or the driver (`railcni dra`) has recorded. `pods` has the UIDs of its pods.
+    """A ResourceClaim that kubelet or the driver (`railcni dra`) has recorded. `pods` has the UIDs of the claim's pods.
     `record` is the driver's record; None if the driver has not prepared the claim. `is_specified`: the CDI
     specification exists, or is not needed."""
 
@@ -309,7 +309,7 @@ def read_claims(kubelet: str, root: str = "") -> list[PodClaim]:
     """Read the claims for devices of `railcni dra`: first the claims in kubelet's file below the folder `kubelet`, then
     claims that only the driver has recorded. Raises OSError or ValueError if the file or a record cannot be read."""
     entries, found = _claims_of_kubelet(f"{kubelet}/dra_manager_state"), []
-    # These records are read last: else a claim that is prepared meanwhile could be in kubelet's file alone.
+    # Read after kubelet's file, so that a claim that is prepared meanwhile is not in kubelet's file alone.
     prepared = {one["uid"]: one for one in records(records_folder(kubelet))}
     for entry in entries:
         record = prepared.pop(entry["ClaimUID"], None)
@@ -363,7 +363,7 @@ def check_claims(
         for device in claim.record["devices"]:
             place = f"{device['device']} of {subject}"
             function = known.get(device["function"])
-            if function is None and ":" in device["function"]:  # not for all NICs of a resource
+            if function is None and ":" in device["function"]:  # a device for all NICs of a resource has no function
                 found = f"{device['function']} is gone, or its driver holds it"
                 yield broken(place, found, "on this node", "see the kernel's log, and delete the pod when it is back")
             elif down := [p for p in ports if function and p.device in function.verbs and not p.is_active]:

@@ -36,7 +36,7 @@ NEARLY_FULL = 0.8  # doctor and the plugins warn if this share of a GID table is
 PortCounts = Mapping[Port, Counts]
 _PRIORITIES = range(8)
 _TOS_OF_TC = re.compile(r"tclass=(\d+)")
-_TOOLS = {  # by driver: the tool that prints settings that the kernel does not show
+_TOOLS = {  # driver -> the tool that prints the settings that the kernel does not show
     "mlx5_core": "mlnx_qos -i {netdev}, and mlxconfig -d {pci} query ROCE_CC_PRIO_MASK_P1",
     "bnxt_en": "Broadcom's niccli (get_qos)",
     "ionic": "AMD's nicctl (show qos)",
@@ -168,14 +168,14 @@ def check_siblings(devices: Sequence[VerbsDevice]) -> Iterator[Observation]:
 
 
 def check_guids(devices: Sequence[VerbsDevice], root: str = "/sys") -> Iterator[Observation]:
-    """Find RoCE and InfiniBand devices that RDMA CM cannot use, since they have no node GUID. A new virtual function of
-    mlx5 has none. EFA devices never have one, and are not checked."""
+    """Find RoCE and InfiniBand devices without a node GUID, which RDMA CM cannot use. A new virtual function of mlx5
+    has no node GUID. EFA devices never have one, and are not checked."""
     for device in devices:
         guid = text(f"{root}{rdma_sysfs.CLASS}/{device.name}/node_guid")
         is_ethernet = any(port.is_roce for port in device.ports)
         needs_guid = is_ethernet or any(port.link_layer == rdma_sysfs.INFINIBAND for port in device.ports)
         if device.pci and needs_guid and guid and not guid.replace(":", "").strip("0"):
-            given = "mac MAC" if is_ethernet else "node_guid GUID and port_guid GUID"  # mlx5 derives the node GUID
+            given = "mac MAC" if is_ethernet else "node_guid GUID and port_guid GUID"  # mlx5 makes the GUID of the MAC
             remedy = f"ip link set PF vf N {given}, with a value of its own, then bind the function's driver again"
             yield broken(device.name, "its node GUID is 0: RDMA CM does not find it", "a GUID of its own", remedy)
 
@@ -208,8 +208,8 @@ class Congestion:
 
 
 def read_congestion(port: Port, driver: str, root: str = "/sys", live: bool = True) -> Congestion:
-    """Read the congestion settings of the port's netdev from sysfs and, if `live`, by netlink. `live`: the netdev is in
-    this thread's namespace."""
+    """Read the congestion settings of the port's netdev from sysfs. If `live`, the netdev is in this thread's
+    namespace, and netlink is read too."""
     told = None
     if live:
         with Rtnl() as socket:

@@ -42,7 +42,7 @@ def _pcie_settings(f: NodeFacts) -> Iterator[Observation]:
 
 
 def _nodes(f: NodeFacts) -> Iterator[Observation]:
-    """Check the device nodes; in a report about one pod, only those that its links need."""
+    """Check the device nodes; in a report about one pod, only the device nodes that the pod's links need."""
     needed = {"rdma_cm", *(need.node for need in f.pod_needs)} if f.pod else None
     return kernel.check_nodes(f.places.sys, f.places.dev, needed)
 

@@ -1,8 +1,8 @@
 """Checks of a node's software: plugins, networks in net.d, the store of leases, and limits that containers inherit.
 
-RDMA locks the memory that it registers. A container inherits the limit of its runtime (proc(5), /proc/PID/limits). The
-capability IPC_LOCK lifts the limit if it is effective in the container; Kubernetes makes it effective only in
-containers that run as root.
+RDMA locks the memory that it registers. A container inherits the runtime's limit of locked memory (proc(5),
+/proc/PID/limits). The capability IPC_LOCK lifts the limit if it is effective in the container; Kubernetes makes it
+effective only in containers that run as root.
 """
 
 from __future__ import annotations
@@ -164,7 +164,8 @@ def _installed() -> str:
 
 
 def check_store(config: str = "") -> Iterator[Observation]:
-    """Check that the lease store in the flat file at the path `config` answers; "" means the installed flat file."""
+    """Check that the store of leases that the flat file at the path `config` names answers; "" means the installed flat
+    file."""
     subject, begun = _UNREAD, time.monotonic()
     try:
         choice = _store_of(config)
@@ -242,8 +243,8 @@ def check_pending(state: str) -> Iterator[Observation]:
 
 
 def may_lock(process: str) -> bool:
-    """Whether IPC_LOCK is in effect for a process in the host's user namespace, where the kernel looks for this
-    capability (ib_umem_get in drivers/infiniband/core/umem.c). `process` is a directory /proc/PID."""
+    """Whether a process has the effective capability IPC_LOCK in the host's user namespace, the only one in which the
+    kernel looks for it (ib_umem_get in drivers/infiniband/core/umem.c). `process` is a directory /proc/PID."""
     effective = int("".join(_status(process, "CapEff")) or "0", 16)
     return bool(effective >> _IPC_LOCK & 1) and text(f"{process}/uid_map").split() == f"0 0 {_ALL_USERS}".split()
 
