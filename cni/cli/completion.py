@@ -1,5 +1,5 @@
-"""railcni completion: prints the completion script for a shell, from the bundle, or generated in a source checkout. The
-module also has the command `railcni version`."""
+"""railcni completion: prints the completion script for a shell. The scripts are files of a bundle; in a source checkout
+they are generated. The module also has the command `railcni version`."""
 
 from __future__ import annotations
 

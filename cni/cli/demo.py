@@ -146,8 +146,7 @@ def _prepare() -> None:
 
 
 def _compared(check: str, subject: str, seen: dict[str, Any], wanted: dict[str, Any]) -> Observation:
-    """Compare the values in `seen` and `wanted` by key. Return a fault with the differences, or `ok` with the values
-    seen."""
+    """Compare `seen` and `wanted` by key. Return a fault with the differences, or `ok` with the values in `seen`."""
     if wrong := [f"{key}: {seen[key]}, and {wanted[key]} is wanted" for key in wanted if seen[key] != wanted[key]]:
         return broken(subject, "; ".join(wrong), check=check)
     texts = {key: (", ".join(v) or "none") if isinstance(v, list) else str(v) for key, v in seen.items()}

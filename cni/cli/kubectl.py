@@ -28,8 +28,7 @@ _LOGGED = re.compile(r"[IWEF]\d{4} [\d:.]+ +\d+ \S+\] ")  # a log line (k8s.io/k
 
 @dataclass(frozen=True)
 class NodeAgent:
-    """The agent of a node, with name, namespace and spec of its pod. `fault` is the reason why the pod does not run; ""
-    if it runs."""
+    """The agent of a node, with its pod. `fault` is the reason why the pod does not run; "" if it runs."""
 
     node: str
     pod: str
@@ -43,8 +42,7 @@ class NodeAgent:
         return next(one for one in self.spec["containers"] if one["name"] == "agent")
 
     def argument(self, name: str) -> str:
-        """The argument --NAME=VALUE of the agent's container for the option `name`; "" if the container has no such
-        argument."""
+        """The argument --NAME=VALUE of the agent's container for the option `name`; "" if it is not given."""
         return next((a for a in self.container.get("args", ()) if a.startswith(f"--{name}=")), "")
 
     def made(self, metadata: Object, seconds: float, *containers: Object, **spec: Any) -> Object:
@@ -60,9 +58,8 @@ class NodeAgent:
 
 
 def add_access(parser: argparse.ArgumentParser, before: bool = False, files: bool = True) -> None:
-    """Add --context, --agents-in and, if `files`, --kubeconfig to `parser`. The user may write these options before or
-    after a subcommand. `before` is true for the parser of the options before the subcommand, which sets the
-    defaults."""
+    """Add --context, --agents-in and, if `files`, --kubeconfig. These options may stand before or after a subcommand.
+    `before`: `parser` reads the options before the subcommand, and sets the defaults."""
     default, namespace = ("", "railcni") if before else (argparse.SUPPRESS, argparse.SUPPRESS)
     about = "a context of kubectl's configuration; default: the current one"
     subcommand.option(parser, "--context", default, about, "NAME", shown=False)
@@ -188,8 +185,7 @@ def _delete(options: argparse.Namespace, names: Sequence[str], place: str) -> No
 
 @contextmanager
 def access(options: argparse.Namespace) -> Iterator[str]:
-    """Yield the path of a temporary kubeconfig for clients other than kubectl. It gives them kubectl's access to the
-    cluster."""
+    """Yield the path of a temporary kubeconfig that gives clients other than kubectl the access that kubectl has."""
     found = read(options, "config", "view", "--raw", "--minify", "--flatten")
     # paths in a user's entry stay relative to the folder of the kubeconfig that has the entry
     given = options.kubeconfig or os.environ.get("KUBECONFIG") or os.path.expanduser("~/.kube/config")

@@ -1,5 +1,4 @@
-"""railcni test: tests a network between two nodes. Without a network it tests the plugins on this machine
-(cni.cli.demo).
+"""railcni test: tests a network between two nodes; without a network, the plugins on this machine (cni.cli.demo).
 
 The cluster's own Multus attaches two pods of the agents' image to the network, on two nodes. In each pod, `kubectl
 exec` runs `railcni test --inside`, which reads the MTU of the pod's link and pings the other pod. If the user names an

@@ -154,8 +154,7 @@ def nccl_advice(
 
 
 def _unused(ways: Sequence[_Way], sandbox: sandboxes.NamespaceView, devices: Devices, root: str) -> Iterator[str]:
-    """Yield a note for each port of the pod that NCCL does not use now. `ways` are the pod's links that NCCL can
-    use."""
+    """Yield a note for each port of the pod that NCCL does not use. `ways` are the links that NCCL can use."""
     for way in ways:
         if not way.port.is_active:
             yield f"NCCL leaves out {way.port} ({way.link}) until it is ACTIVE: it is {way.port.state}"
@@ -205,8 +204,7 @@ def choice(port: Port, is_v6: bool, network: Network | None) -> int:
 
 def wrong_index(value: str, ways: Sequence[tuple[str, Port]]) -> str:
     """The reason why the GID index `value` of an environment variable is wrong for a link of the pod; "" if it suits
-    all links. `ways` has (link name, port). A negative number or "auto" (UCX) is never wrong: the library chooses the
-    index."""
+    all links. `ways` has (link name, port). With a negative number or "auto" (UCX) the library chooses: ""."""
     try:
         index = -1 if value == "auto" else int(value)
     except ValueError:

@@ -102,7 +102,7 @@ def stop(root: str = "/", seconds: float = END_SECONDS) -> int:
             if time.monotonic() > deadline:
                 raise TryAgainLater(f"warm workers of {path} are still at work: {_ask(path)}; try again, or end them")
             time.sleep(0.02)
-            supervisor = supervisor or _ask_to_end(path)  # it may not have listened yet: it takes the lock first
+            supervisor = supervisor or _ask_to_end(path)  # a new supervisor takes the lock before it listens
     return len(asked)
 
 
@@ -142,8 +142,7 @@ def _sockets(root: str) -> list[str]:
 
 
 def _ask(path: str, what: str = protocol.STATUS) -> Workers:
-    """Send the request `what` to the worker that listens at `path`; return the answer. If no worker answers, `fault` of
-    the result has the reason."""
+    """Send the request `what` to the worker at `path`; return the answer, or why there is none (`fault`)."""
     name, supervisor = os.path.basename(path).removesuffix(protocol.SOCKET), 0
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(_ANSWER_SECONDS)

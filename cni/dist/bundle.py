@@ -185,8 +185,7 @@ def loader() -> Path:
 
 
 def needed(sources: Collection[Path]) -> dict[str, Path]:
-    """Map the name of the dynamic loader, and of each library outside of `sources` that an ELF file in `sources` needs,
-    to its path.
+    """Map names to paths, for the loader and for libraries outside of `sources` that ELF files in `sources` need.
 
     This machine's loader finds the libraries (ld.so(8), --list). Raises CannotBuild when a library is missing, or when
     two libraries have the same name."""

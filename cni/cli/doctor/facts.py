@@ -57,8 +57,7 @@ class NodeFacts:
 
     @cached_property
     def loaded(self) -> kernel.Modules:
-        """The kernel modules and the network functions; in a report about one pod, only functions below the pod's
-        links."""
+        """The kernel modules and network functions; in a report about one pod, only functions below the pod's links."""
         found = kernel.read_modules(self.places.sys)
         if not self.pod:
             return found
@@ -240,8 +239,7 @@ class NodeFacts:
         return found
 
     def _card_of(self, device: inventory.VerbsDevice) -> inventory.VerbsDevice:
-        """The verbs device of the physical function of `device`; `device` itself if this namespace lacks that verbs
-        device."""
+        """The verbs device of the physical function of `device`; if this namespace lacks it, `device` itself."""
         own = sysfs.pci_above(rdma_sysfs.path_of(device.name, self.places.sys))
         physical = sysfs.physical_function_of(own, self.places.sys) or own
         if physical == device.pci:

@@ -199,7 +199,7 @@ def check_mode(mode: str, moves_devices: bool, sharing: Sequence[str]) -> Iterat
 
 
 def read_parameters(netdev: str, networks: Sequence[str] = (), proc: str = "/proc") -> LinkParameters:
-    """Read the kernel parameters of `netdev` in this thread's namespace. `networks` has its IPv4 addresses as CIDRs."""
+    """Read the parameters of the link `netdev` in this thread's namespace. `networks` has the link's IPv4 CIDRs."""
     values = {}
     for name in ("rp_filter", "arp_ignore", "arp_announce"):
         each = [text(f"{proc}/sys/net/ipv4/conf/{where}/{name}") for where in ("all", netdev)]

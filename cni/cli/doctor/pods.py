@@ -58,7 +58,7 @@ class PodNeed:
 
     @property
     def remedy(self) -> str:
-        """How a container without the device node gets it: by a request for one of `resources`."""
+        """The remedy for a container without the device node: a request for one of `resources`."""
         names = " or ".join(self.resources) or "a resource of the device plugin that offers this NIC"
         return f"ask for {names} in the container: limits and requests of 1"
 
@@ -256,8 +256,8 @@ def _parameters(sandbox: NamespaceView, links: Sequence[SandboxInterface]) -> di
 
 
 def processes(sandbox: NamespaceView, proc: str = "/proc") -> list[PodProcess]:
-    """At most _MOST_PROCESSES processes of the pod, lowest PIDs first. A process in the pod's network namespace is left
-    out if its root directory is the host's, as that of a runtime's helper."""
+    """At most _MOST_PROCESSES processes of the pod, lowest PIDs first. Processes with the host's root directory, such
+    as a runtime's helpers, are left out."""
     found: list[PodProcess] = []
     inode = inode_of(sandbox.netns) if sandbox.netns else 0
     for pid in sorted(int(n) for n in os.listdir(proc) if n.isdigit()) if inode else ():

@@ -164,8 +164,7 @@ def _installed() -> str:
 
 
 def check_store(config: str = "") -> Iterator[Observation]:
-    """Check that the store of leases that the flat file at the path `config` names answers; "" means the installed flat
-    file."""
+    """Check that a store of leases answers: the store in the flat file at `config` ("": in the installed flat file)."""
     subject, begun = _UNREAD, time.monotonic()
     try:
         choice = _store_of(config)
@@ -262,7 +261,7 @@ def _status(process: str, key: str) -> list[str]:
 
 def memlock_of(process: str) -> int | None:
     """The soft limit of locked memory, in bytes, of the process with the directory `process` in /proc. -1 means no
-    limit, None that this user may not read the limit."""
+    limit; None means that this user may not read the limit."""
     soft = re.search(r"^Max locked memory +(\S+)", text(f"{process}/limits"), re.MULTILINE)
     return None if soft is None else _UNLIMITED if soft[1] == "unlimited" else int(soft[1])
 

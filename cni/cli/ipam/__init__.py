@@ -70,8 +70,7 @@ def register(commands: subcommand.Commands, anywhere: bool = False) -> list[argp
 
 
 def _read(options: argparse.Namespace, pool: str = "") -> tuple[list[Choice], list[Snapshot]]:
-    """Read the stores that the options choose; if `pool` is given, only this pool of each store. Return (stores,
-    snapshots)."""
+    """Read the stores that the options choose, or only `pool` in each store. Return (stores, snapshots)."""
     choices = stores.choose(options)
     with output.progress() as say:
         return choices, [read(choice, say, pool) for choice in choices]
@@ -171,7 +170,7 @@ def _flush(options: argparse.Namespace) -> int:
     if options.dry_run:
         _print_flushed(options, (), before.values())
         return int(bool(before))
-    for choice in choices:  # the call for the last store counts what is left after all
+    for choice in choices:  # the flush for a second store retries what the first has left
         left = upkeep.flush(Records(log=Log()), choice.store_ref, _FLUSH_SECONDS)
     if left and options.drop:
         left -= _drop(options)
@@ -182,8 +181,7 @@ def _flush(options: argparse.Namespace) -> int:
 
 
 def _unended() -> dict[tuple[str, str, str], dict[str, Any]]:
-    """The attachments with a pending release, an unfinished DEL or a missing namespace, by (network, containerID,
-    ifname)."""
+    """Attachments with a pending release, unfinished DEL or missing namespace, by (network, containerID, ifname)."""
     waiting = {}
     for one in recorded.found():
         is_gone = one["netns"] and not one["alive"]
@@ -219,8 +217,8 @@ def _drop(options: argparse.Namespace) -> int:
 
 
 def _pool(text: str) -> str:
-    """Return the pool name that `text` gives, either itself or as the CIDR of a range without network_name. Raises
-    ValueError for other text."""
+    """Return the pool that `text` names, by its name or by the CIDR of a range without network_name. Raises ValueError
+    for other text."""
     if "/" in text:
         parse_cidr(text)
     elif not text or text.strip() != text:

@@ -106,9 +106,9 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _complete(found: Snapshot, network: str) -> None:
-    """Give each lease in `found` that names no network the network `network` or, if this is "", the only network of its
-    pool. Remove the node of a lease without boot ID or namespace: the node would judge that the lease is of an earlier
-    boot. Raises InvalidConfig for leases of IPAMClaims, and if the network of a lease is not known."""
+    """Complete the leases in `found`. A lease that names no network gets `network` or, if `network` is "", the only
+    network of its pool. A lease without boot ID or namespace loses its node, which would judge the lease to be of an
+    earlier boot. Raises InvalidConfig for leases of IPAMClaims, and if the network of a lease is not known."""
     if claimed := ", ".join([lease.text for lease in found.leases if lease.claimed][:10]):
         why = f"addresses of IPAMClaims cannot be kept elsewhere: {claimed}"
         raise InvalidConfig(f"{why}; leave their network where it is")
@@ -159,8 +159,7 @@ def read_host_local(
 ) -> list[Lease]:
     """Read host-local's leases in `directory`. `ranges` and `network_name` determine the pool of each lease.
 
-    `network` names the CNI network; "" means the name of `directory`. Raises InvalidConfig if an address is in no
-    range.
+    `network` names the CNI network; "" means the name of `directory`. Raises InvalidConfig for an address in no range.
     """
     network = network or os.path.basename(os.path.normpath(directory))
     known = {(e.parameters.container_id, e.parameters.ifname): e.parameters for e in cache.all(network)}
@@ -306,8 +305,7 @@ class _Migration:
 
     def _opened(self, choice: Choice, leases: Iterable[Lease], use: int = CREATE) -> Store:
         """Open the store `choice`. `use` is READ, or CREATE to make a missing store. An IPPool store locks the pools of
-        `leases`. In a move between a cluster's two stores, the store accepts claims in ranges that the other store
-        has."""
+        `leases`. In a move between a cluster's two stores, the store accepts claims in the other's ranges."""
         store_ref: dict[str, Any] = {**choice.store_ref, "moves": self._pools is not None}
         if choice.kind == "kubernetes":
             store_ref["pools"] = sorted({lease.pool for lease in leases})
@@ -349,8 +347,7 @@ class _Migration:
             self._progress(f"{len(self._copied)} leases copied")
 
     def _take_back(self, leases: list[Lease]) -> None:
-        """Release copied leases in the target that a DEL has freed in the source. `leases` are the source's present
-        leases."""
+        """Release copied leases that are no longer in the source. `leases` are the source's present leases."""
         there = {lease.key() for lease in leases}
         if gone := [lease for key, lease in self._copied.items() if key not in there]:
             self._taken_back += self._opened(self._target, gone).release(gone)

@@ -3,7 +3,7 @@
 The field `range` of an IPPool says which store has the range. In a move to AddressLeases, the leases are copied first.
 Then one patch, which tests the resourceVersion, closes the pool: it removes the allocations, and replaces the range by
 a text that is no CIDR. Go's whereabouts and every version of railcni refuse an ADD from a closed pool. In a move to
-IPPools, the range is first replaced by a second text, so that AddressLeases refuse claims in the range too. Then the
+IPPools, a different text first replaces the range, so that AddressLeases refuse claims in the range too. Then the
 leases are copied into the pool, and a patch restores the range.
 """
 

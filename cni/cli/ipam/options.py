@@ -58,9 +58,8 @@ def named(options: argparse.Namespace) -> list[Choice]:
 
 
 def choose(options: argparse.Namespace) -> list[Choice]:
-    """The stores that the options name. Of a cluster's two stores, a store that is not defined is left out. A store
-    that this user may not read is left out too, with a message on stderr. Raises InvalidConfig or Forbidden if no store
-    is left."""
+    """The stores that the options name. Of a cluster's two stores, a store is left out if the cluster does not define
+    it, or (with a message) if this user may not read it. Raises InvalidConfig or Forbidden if no store is left."""
     found = named(options)
     if len(found) == 1:
         return found

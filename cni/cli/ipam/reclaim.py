@@ -133,8 +133,7 @@ def _reclaim(made: Report, choices: list[Choice], options: argparse.Namespace) -
 
 
 class _Found:
-    """A store in which leases are freed, and its snapshot. The constructor raises InvalidConfig if the snapshot has
-    neither records nor pods."""
+    """A store in which leases are freed, and its snapshot, which must have records or pods (else: InvalidConfig)."""
 
     def __init__(self, choice: Choice, seen: Snapshot, options: argparse.Namespace) -> None:
         if seen.records is None and seen.pods is None:
@@ -161,8 +160,7 @@ class _Found:
         return next((r.lease for r in self._seen.reserved or () if r.name == finding.reservation[0]), None)
 
     def _is_off(self, lease: Lease) -> bool:
-        """Whether the lease's node is off: it has the taint out-of-service, or its Node is deleted and its agent is
-        silent."""
+        """Whether the lease's node is off: it is tainted out-of-service, or its Node is gone and its agent silent."""
         seen = self._seen
         if self._cluster is None or seen.nodes is None or not lease.node:
             return False
@@ -198,8 +196,7 @@ class _Found:
         self._freed.add(lease.attachment)
 
     def _check(self, finding: Finding, lease: Lease) -> None:
-        """Apply the audit's rules to the lease or reservation as it is now. Raises Changed if the result is not
-        `finding`."""
+        """Judge the present lease or reservation by the audit's rules. Raises Changed if the finding differs."""
         if not finding.pool:
             reserved = self._cluster.reservation(lease) if self._cluster else None
             if reserved is None or reserved.uid != finding.reservation[1]:
@@ -217,8 +214,7 @@ class _Found:
             raise Changed(f"it is another finding now: {again.message}")
 
     def _rules_for(self, lease: Lease) -> AuditRules:
-        """Read the pod and the node of `lease` again. Return the audit rules for a snapshot of only the lease's
-        address."""
+        """Read the pod and node of `lease` again. Return the audit rules for a snapshot of the lease's address."""
         seen, cluster = self._seen, self._cluster
         if cluster is None:
             raise Changed("its pod cannot be read")

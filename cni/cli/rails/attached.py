@@ -119,8 +119,7 @@ def of_node() -> Iterator[AttachedRail]:
 
 
 def look(attached: AttachedRail) -> AttachedRail:
-    """Read the state of a rail into `attached`; return `attached`. GIDs are read only if the carrier has a RoCE
-    port."""
+    """Read the state of a rail into `attached`; return it. GIDs are read only if the carrier has a RoCE port."""
     ifname, faults = attached.ifname, attached.faults
     with Opened(netns.open_namespace(attached.netns)) as there:
         link = there.rtnl.link(name=ifname)

@@ -105,8 +105,7 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _node_nics(rails: Sequence[attached.AttachedRail]) -> list[dict[str, Any]]:
-    """The NICs as JSON objects: first the NICs that carry rails, in the order of the rails, then the other RDMA
-    NICs."""
+    """The NICs as JSON objects: first the NICs that carry rails, in the order of the rails, then other RDMA NICs."""
     devices = [d for d in inventory.read() if not d.is_virtual_function]
     known = {p.netdev: d for d in devices for p in d.ports if p.netdev}
     carriers = [a.carrier for a in sorted(rails, key=lambda a: a.key) if a.carrier]
@@ -152,8 +151,7 @@ def objects(plan: Rails, rails: Sequence[PlannedRail], ours: bool = False) -> li
 
 
 def nad(plan: Rails, rails: Sequence[PlannedRail], rail: PlannedRail) -> dict[str, Any]:
-    """The NetworkAttachmentDefinition of `rail`. If the plan has `oneNetwork`, it is the only one and serves all
-    rails."""
+    """The NetworkAttachmentDefinition of `rail`. If the plan has `oneNetwork`, this one serves all rails."""
     metadata: dict[str, Any] = {"name": rail.name, "namespace": plan.namespace}
     if plan.type != "macvlan" or plan.oneNetwork:  # a macvlan names its master, and needs no device
         metadata["annotations"] = {RESOURCE_NAME: f"{plan.resourcePrefix}/{rail.resource}"}

@@ -1,5 +1,4 @@
-"""Templates in a part of kubectl's JSONPath: text, {PATH}, {"text"} and {range PATH}…{end}. A PATH has .key, ['key'],
-[NUMBER] and [*]."""
+"""Part of kubectl's JSONPath: text, {PATH}, {"text"}, {range PATH}…{end}. PATH has .key, ['key'], [NUMBER] and [*]."""
 
 from __future__ import annotations
 

@@ -39,8 +39,7 @@ class Form:
 
 
 def _new(name: object, rows: Sequence[Any]) -> tuple[list[Any], bool]:
-    """Return (the rows to print, whether the listing `name` was printed before). With -w, only rows that the last call
-    did not have are printed."""
+    """Return (rows to print, whether the listing `name` was printed before). With -w, only new rows are printed."""
     if Form.seen is None:
         return list(rows), False
     before = Form.seen.get(name)
@@ -63,8 +62,8 @@ def console(stream: IO[str] | None = None) -> Console:
 
 
 def styled(text: str, style: str = "") -> Text:
-    """Return `text` with a style, such as "bold red", for a console or a table cell. Without colours the style has no
-    effect."""
+    """Return `text` in a style such as "bold red", for a console or table cell. Only coloured streams show the
+    style."""
     from rich.text import Text
 
     return Text(text, style=style)
@@ -166,8 +165,7 @@ def print_data(value: Any, form: str = "json", name: str = "") -> None:
 
 
 def print_objects(objects: Sequence[Any], form: str) -> None:
-    """Print Kubernetes objects in the format `form`, a value of -o. YAML has a document for each object; the other
-    formats have several objects as one List."""
+    """Print Kubernetes objects in the format `form` of -o: several objects as YAML documents, or else as a List."""
     objects, is_repeated = _new("objects", objects)
     if is_repeated and not objects:
         return
@@ -216,9 +214,8 @@ def print_fault(title: str, details: str = "") -> None:
 
 
 def write_file(noun: str, path: str, data: bytes, mode: int = 0o600) -> None:
-    """Write `data` to `path` by a rename, so that the file is whole or unchanged. Raises IoFailure if this fails, or if
-    `path` exists and is no regular file: a rename onto /dev/null would replace the device for all programs. Error
-    messages call the file `noun`."""
+    """Write `data` to `path`, whole or not at all. Raises IoFailure if this fails or `path` is no regular file: a
+    rename onto /dev/null would replace the device for all programs. Error messages call the file `noun`."""
     folder, _, name = os.path.abspath(path).rpartition("/")
     if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
         why = "it is no regular file but a link, device, pipe or folder: name a path that is free, or a regular file"

@@ -24,9 +24,8 @@ _FORMAT = "the format of what is printed"
 
 
 class ExistingDirectory(argparse._StoreAction):
-    """The argparse action of an option that names directories, separated by colons, which railcni only reads.
-    `Parser.require` demands that one of the directories exists if the user gives the option. The default may be
-    missing."""
+    """The argparse action of an option that names directories, separated by colons, which railcni only reads. One of
+    the directories that the user names must exist (`Parser.require`); the default may be missing."""
 
 
 class Forms(tuple[str, ...]):
@@ -102,8 +101,7 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"{names} has an effect only {condition}: leave it out")
 
     def require(self, options: argparse.Namespace) -> None:
-        """Raise InvalidConfig if a directory that the user named is missing. Of several directories (DIR:DIR) one must
-        exist."""
+        """Raise InvalidConfig if a directory that the user named is missing. Of a list DIR:DIR one must exist."""
         for action in self._actions:
             if isinstance(action, ExistingDirectory) and self.given.intersection(action.option_strings):
                 text = getattr(options, action.dest)
@@ -184,8 +182,7 @@ def option(
 
 
 def typed(read: Callable[[str], T], wanted: str = "") -> Callable[[str], T]:
-    """Return an argparse type that parses text by `read`. If `read` raises ValueError, the usage error has the text
-    `wanted`."""
+    """Return an argparse type that parses text by `read`. A ValueError becomes a usage error with the text `wanted`."""
 
     def value_of(text: str) -> T:
         try:
