@@ -181,7 +181,7 @@ def _reason(record: dict[str, Any], alive: bool, remaining: Collection[str]) -> 
     if plugin and plugin not in remaining:
         return f"no other plugin {plugin} is there to detach it"
     store = record.get("store")
-    is_shared = isinstance(store, dict) and store.get("kind") == "kubernetes"  # in IPPools, as whereabouts uses
+    is_shared = isinstance(store, dict) and store.get("kind") == "kubernetes"  # IPPools, which whereabouts uses
     if record.get("addresses") and not ("whereabouts" in remaining and is_shared):
         return f"{', '.join(map(str, record['addresses']))} would be given to others too"
     return ""

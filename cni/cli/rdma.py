@@ -203,8 +203,8 @@ def choice(port: Port, is_v6: bool, network: Network | None) -> int:
 
 
 def wrong_index(value: str, ways: Sequence[tuple[str, Port]]) -> str:
-    """The reason why the GID index `value` of an environment variable is wrong for a link of the pod; "" if it suits
-    all links. `ways` has (link name, port). With a negative number or "auto" (UCX) the library chooses: ""."""
+    """Return why the GID index `value` of an environment variable is wrong for a link of the pod; "" if it suits all
+    links. `ways` has (link name, port). A negative number or "auto" (UCX) suits all: the library chooses an index."""
     try:
         index = -1 if value == "auto" else int(value)
     except ValueError:

@@ -123,7 +123,7 @@ def _folded(findings: Iterable[Observation]) -> list[Observation]:
 
 
 def features(report: DoctorReport) -> dict[str, str]:
-    """Return the node's labels for node-feature-discovery, by label name. Their values seldom change, since each change
+    """Return the node's labels for node-feature-discovery, by label name. The values seldom change, since each change
     is a write to the API server."""
     ports = [p for p in report.facts.ports if p.is_active]
     rates = [int(p.speed) for p in ports if p.speed is not None]

@@ -81,7 +81,7 @@ class NodeFacts:
 
     @cached_property
     def chosen(self) -> NamespaceView:
-        """The network namespace of `pod`. Raises InvalidConfig if it is not found."""
+        """The network namespace of `pod`. Raises InvalidConfig if the namespace is not found."""
         try:
             return sandboxes.find(self.pod, self.sandboxes, self.places.state, self.places.cache)
         except CniError as fault:
@@ -94,7 +94,7 @@ class NodeFacts:
 
     @property
     def ports(self) -> list[inventory.Port]:
-        """All ports; in a report about one pod, only those below the pod's links."""
+        """All ports; in a report about one pod, only the ports below the pod's links."""
         if self.pod:
             return [*dict.fromkeys(port for link in self.attached for port in link.ports)]
         return inventory.ports(self.devices)

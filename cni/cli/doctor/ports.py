@@ -175,7 +175,7 @@ def check_guids(devices: Sequence[VerbsDevice], root: str = "/sys") -> Iterator[
         is_ethernet = any(port.is_roce for port in device.ports)
         needs_guid = is_ethernet or any(port.link_layer == rdma_sysfs.INFINIBAND for port in device.ports)
         if device.pci and needs_guid and guid and not guid.replace(":", "").strip("0"):
-            given = "mac MAC" if is_ethernet else "node_guid GUID and port_guid GUID"  # mlx5 makes the GUID of the MAC
+            given = "mac MAC" if is_ethernet else "node_guid GUID and port_guid GUID"  # mlx5 derives the GUID from MAC
             remedy = f"ip link set PF vf N {given}, with a value of its own, then bind the function's driver again"
             yield broken(device.name, "its node GUID is 0: RDMA CM does not find it", "a GUID of its own", remedy)
 
