@@ -418,6 +418,6 @@ def test_a_route_of_the_result_that_the_kernel_has_otherwise_is_a_difference(nod
     node.cni("macvlan", "CHECK", config | {"prevResult": result}, netns=pod).succeeded()
     table = str(value) if key == "table" else "main"
     change = f"ip route flush table {table} 10.8.0.0/16; ip route add 10.8.0.0/16 dev net1"
-    assert node.start(["sh", "-ec", change], pod=pod).wait(30) == 0
+    node.run(["nsenter", f"--net={pod.path}", "sh", "-ec", change]).check_returncode()
     reply = node.cni("macvlan", "CHECK", config | {"prevResult": result}, netns=pod)
     reply.refused(100, f"route 10.8.0.0/16 {key} {value} is not on net1")

@@ -148,7 +148,7 @@ def test_what_a_device_has_comes_back_whatever_the_pod_has_made_of_it(node: Node
     with unchanged(node):
         add(node, pod).succeeded()
         assert "data0" not in node.host.names()
-        assert node.start(["sh", "-ec", _OF_THE_POD], pod=pod).wait(30) == 0
+        node.run(["nsenter", f"--net={pod.path}", "sh", "-ec", _OF_THE_POD]).check_returncode()
         deleted(node, pod)
     assert node.leftovers() == []
 
