@@ -306,7 +306,8 @@ class AddTerms:
 
     def remember(self, wants: Sequence[Want], sequence: int) -> None:
         """Write the attachment's record with `wants` and `sequence`, the time of the claim in ns since 1970. Called
-        before each claim, with the leases that a killed claim may leave, and when the attachment has all its leases."""
+        before each claim; `wants` then includes the leases that would remain if the claim were killed. Also called when
+        the attachment has all its leases."""
         owner, former = self._owner, self.record
         owner.sequence = sequence
         new = recorded_document(stores.recorded(self._store_ref), wants, owner, self._config.cooldown_seconds)

@@ -153,7 +153,8 @@ class Lease(Want):
 
     @property
     def identity(self) -> tuple[str, tuple[int, int], str, str, tuple[str, str]]:
-        """Values that are equal in each reading of a lease. Every store keeps them, even an IPPool of whereabouts."""
+        """The values by which a lease is recognised when it is read again. Every store keeps them, even an IPPool
+        that Go's whereabouts wrote."""
         return self.pool, self.address, self.container_id, self.ifname, self.pod_name
 
     def is_of_pod(self, owner: Owner) -> bool:

@@ -258,7 +258,8 @@ class Source:
         return resolved if is_below and policy.current().configRoots is policy.CONFIG_ROOTS else ""
 
     def _left_out(self) -> list[Fault]:
-        """[a fault] if an etcd key of the block differs from the flat file, and the block lacks another; else []."""
+        """[a fault] if the block sets one etcd key to another value than the flat file's, but leaves out a second key
+        of etcd in the flat file; else []."""
         if not self._brings:
             return []
         known = [name for name in ETCD if name == "etcd_host" or name in self._flat]

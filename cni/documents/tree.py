@@ -188,7 +188,8 @@ class Text:
         return Text(self.path, f"[{self.text}]", self._whole, [self._places[0], *self._places, self._places[-1]])
 
     def inner(self, value: str, start: int, end: int) -> Text:
-        """Return the string `value` as a Text. Its source, perhaps with escapes, has the offsets `start` to `end`."""
+        """Return `value`, a string in this text, as a Text. `start` and `end` are the offsets of its source in this
+        text; the source may have escapes."""
         places, index = [], start
         for character in value:
             found = -1 if character.isspace() else self.text.find(character, index, end)

@@ -1,5 +1,5 @@
-"""The lint's rules for Kubernetes objects other than NADs: custom resources of operators, whose keys decide whether
-pods have RDMA and unique addresses, configurations of device plugins, and requests for their resources.
+"""The lint's rules for Kubernetes objects other than NADs: custom resources of operators, configurations of
+device plugins, and requests for their resources. Their keys decide whether pods have RDMA and unique addresses.
 
 Networks (MacvlanNetwork, HostDeviceNetwork, IPoIBNetwork, SriovNetwork) are rendered as NADs, and the NADs are
 examined. In a SriovNetworkNodePolicy and a NicClusterPolicy, the lint checks the keys that decide whether pods get a

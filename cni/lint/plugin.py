@@ -60,10 +60,11 @@ class Surroundings:
     """The surroundings of a plugin that its rules need: the plugin's network, and the objects that were read so far.
 
     The network has a `name` and spec `versions`. `nad` is true if the network is in a NAD. `resource` is the NAD's
-    resource. `flat` is the nodes' flat file. `uses` are the address ranges of all networks, `offers` the resources of
-    device plugins, `wants` the requests for resources, `pods` the pods with networks. `nads` maps the (namespace, name)
-    of a NAD to its file, `resources` to the NAD's resource. `requests` maps a claim to the (DeviceClass, selected
-    resource) of each of its device requests, and `classes` a DeviceClass to its resource.
+    resource. `flat` is the flat file (whereabouts.conf) of the nodes. `uses` are the address ranges of all networks,
+    `offers` the resources of device plugins, `wants` the requests for resources, `pods` the pods with networks. `nads`
+    maps the (namespace, name) of a NAD to its file, and `resources` maps the same key to the NAD's resource. `requests`
+    maps a claim to the (DeviceClass, selected resource) of each of its device requests, and `classes` a DeviceClass to
+    its resource.
     """
 
     name: str = ""

@@ -29,7 +29,8 @@ class Group:
     """A group of rails, as one network of the group defines it.
 
     `needs` has the needs (ipam.rules.Need: an address to lease) of all rails, `own` those of the network's own rail.
-    `index` is the number of this rail. `space` has the address indexes that all rails can give, as a range from 0.
+    `index` is the number of this rail. `space` is a range from 0: the indexes, offsets in a rail's range, that
+    every rail can give.
     """
 
     def __init__(self, name: str, rails: Sequence[Sequence[Need]], index: int) -> None:

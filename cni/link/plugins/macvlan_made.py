@@ -48,8 +48,8 @@ def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> MacvlanPlan | No
 def owns(planned: MacvlanPlan, link: Link) -> bool:
     """Whether `link` was made by this plan, even if its name, MAC or MTU has been changed since.
 
-    A MAC alone identifies the link only if it is derived, since another attachment may have the same configured MAC. If
-    an ADD was killed, the record may have a wrong `lower`. Then name and MAC identify the link.
+    A derived MAC identifies the link. A configured MAC does so only together with the name, since another attachment
+    may have the same. The name and the parent link (`planned.lower`) identify the link too.
     """
     if link.kind != "macvlan":
         return False

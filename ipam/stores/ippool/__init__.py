@@ -152,8 +152,8 @@ class KubernetesStore(PoolReadings):
             return {value for value in values if low <= value <= high}
 
     def holder(self, want: Want) -> Lease | None:
-        """As Store.holder. If the address is allocated to one lease and reserved for another, return the lease of the
-        reservation, or the lease of the allocation if `want` is a Lease."""
+        """As Store.holder. The allocation in the pool and the reservation of the address may belong to two leases. Then
+        return the reservation's lease. But if `want` is a Lease, return the allocation's lease."""
         with self.session():
             lease, found = self._lease_at(want), self._reservation(want)
             if lease and (found is None or found.is_of(lease) or isinstance(want, Lease)):

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 
 def narrow(config: IpamConfig, network: str, seconds: float, take: bool) -> None:
-    """Set the range of `config` to this node's slice. Without one, use a free slice; `take` assigns it to the node.
+    """Set the range of `config` to this node's slice or, if the node has no slice yet, to a free one. If `take` is
+    true, assign the free slice to the node.
 
     Raises TryAgainLater when no slice is left, InvalidConfig for a configuration that does not fit the NodeSlicePool,
     and the errors of the API server.
