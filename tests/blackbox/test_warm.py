@@ -849,7 +849,7 @@ def test_a_worker_says_nothing_to_another_user(node: Node, pod: Pod) -> None:
             connection.connect(f"/proc/self/fd/{there}/{os.path.basename(path)}")
         assert connection.recv(16) == b""
     os.close(there)
-    assert warm.of_node(node) == before
+    assert set(warm.of_node(node)) <= set(before)  # none is replaced; one that waited too long may end
 
 
 def test_a_directory_that_others_can_write_gets_no_workers(node: Node, pod: Pod) -> None:
