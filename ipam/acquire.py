@@ -141,7 +141,7 @@ class _Attempts:
         terms.remember([*wants, *left], owner.sequence)
         answer = store.claim(wants, owner, planned.given_up)
         if isinstance(answer, Unknown):
-            terms.open, terms.is_unsure = () if answer.failed else wants, True
+            terms.open, terms.is_unsure = () if answer.failed else [*wants, *left], True
         if isinstance(answer, Claimed):
             if left:
                 terms.remember(wants, owner.sequence)

@@ -60,7 +60,6 @@ examples:
 """
 
 ALIASES = {"add": "attach", "del": "detach", "ls": "attachments", "demo": "test"}
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SAME_SIGNAL_SECONDS = 1.0  # a second signal, from the parent process, must not stop the clean-up
 _WATCH_SECONDS = 2.0
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -83,7 +82,6 @@ def main() -> int:
     except BrokenPipeError:  # stderr has no reader any more
         pass
     except KeyboardInterrupt:
-        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # the same signal again would kill Python while it exits
         output.print_fault("railcni: interrupted")
     except Exception as fault:
         output.print_fault(f"railcni: {_unforeseen(fault)}")
@@ -133,7 +131,7 @@ def _end_in_order() -> None:
             if last - before > _SAME_SIGNAL_SECONDS:
                 raise KeyboardInterrupt
 
-        for number in _ENDING:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):  # nohup ignores SIGHUP
                 signal.signal(number, interrupt)
 

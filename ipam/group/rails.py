@@ -167,11 +167,14 @@ def _check(group: Group, record: dict[str, Any] | None, others: Sequence[Member]
                 f"rail {index} of group {group.name} is attached to this container already, as {ifname} of network {network}:"
                 " a pod has each rail of a group once; leave one out, or give the network another rail.index"
             )
-    if record and others and record["pools"] and sorted(set(record["pools"])) != group.pools():
+    pools = sorted(set(record["pools"])) if record and others else []
+    # while a claim is under way, the record also has the pools of the leases that the claim gives up
+    is_complete = record is not None and record.get("complete") is True
+    if pools and (pools != group.pools() if is_complete else not set(group.pools()) <= set(pools)):
         raise InvalidConfig(
             f"rail.ranges of this network are not those of group {group.name} as {others[0][1]} of network {others[0][0]} has it:"
             " give all networks of the group the same list, or another group",
-            f"here: {', '.join(group.pools())}; there: {', '.join(sorted(set(record['pools'])))}",
+            f"here: {', '.join(group.pools())}; there: {', '.join(pools)}",
         )
 
 

@@ -492,7 +492,7 @@ def test_a_signal_ends_the_command_and_removes_its_pod(cluster: Cluster, number:
     os.killpg(process.pid, number)
     time.sleep(0.05)
     os.killpg(process.pid, number)
-    assert process.wait(30) == 1
+    assert process.wait(30) in (1, -number)  # the second one may come while Python exits
     assert cluster.is_clean()
 
 

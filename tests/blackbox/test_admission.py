@@ -285,6 +285,21 @@ def test_no_object_has_an_owner_or_a_finalizer(
     assert "no owner and no finalizer" in refusal(lambda: api.create(ADDRESSES, document))
 
 
+@pytest.mark.parametrize("way", ["Foreground", "Orphan", "Background"])
+@pytest.mark.parametrize("account", ["plugin", "agent"])
+def test_no_deletion_waits_for_others(site: Site, account: str, way: str) -> None:
+    """The server would add a finalizer, and delete the lease of a node that has taken the object over meanwhile."""
+    document = objects.document(site.lease(36, "n1"), objects.FORMER)
+    site.agent("n2").create(ADDRESSES, document)
+    api = site.agent("n1") if account == "agent" else Api(site.plugin("n1"), 10)
+    options = json.dumps({"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": way}).encode()
+    name = document["metadata"]["name"]
+    said = refusal(lambda: api._call("DELETE", ADDRESSES, name, "", options))
+    assert ("no owner and no finalizer" in said) == (way != "Background"), said
+    if said:
+        kubectl("delete", ADDRESSES, name, "-n", site.leases)
+
+
 @pytest.mark.parametrize("node", ["gone", "off"])
 def test_a_lease_of_a_node_that_is_gone_or_out_of_service_is_freed_by_any_agent(site: Site, node: str) -> None:
     lease = site.lease(32, node)

@@ -25,7 +25,7 @@ from ipam.stores.ippool import locks
 from tests.each import pairwise, quick
 from tests.stores import kubernetes_proxy
 from tests.stores.kinds import owner
-from tests.stores.kubernetes_api import DROP_LATE, SPECS, Refusal
+from tests.stores.kubernetes_api import DROP_AFTER, DROP_LATE, SPECS, Refusal
 from tests.stores.places import Place, made, mend, silent
 from tests.stores.unwell import ILL, LATE, LOST, LOST_AFTER, Hurry, Unwell, first, in_turn
 
@@ -776,6 +776,30 @@ def test_a_move_to_other_addresses_that_is_killed_at_any_request_leaves_no_lease
         assert place.leased(store_ref) == {} and place.records().all() == [], at
         assert not place.server.names(RESERVATIONS)
         if not at:
+            break
+
+
+@pytest.mark.well("it loses the reply to each request")
+@pytest.mark.parametrize("place", ["addresslease", "kubernetes"], indirect=True)
+def test_a_move_to_another_range_of_which_a_reply_is_lost_leaves_no_lease(place: Place) -> None:
+    for at in itertools.count(1):
+        changes = itertools.count(1)
+
+        def lost(
+            method: str, resource: str, number: int, changes: Iterator[int] = changes, at: int = at
+        ) -> Refusal | None:
+            return DROP_AFTER if method != "GET" and next(changes) == at else None
+
+        place.call("ADD", "c1", "a")
+        store_ref = place.store_ref
+        place.server.faults = lost
+        with suppress(CniError):
+            place.call("ADD", "c1", "a", range="10.0.1.0/24")
+        place.server.faults = lambda method, resource, number: None
+        place.delete("c1", "a", range="10.0.1.0/24")
+        assert place.leased(store_ref) == {} and place.records().all() == [], at
+        assert not place.server.names(RESERVATIONS)
+        if next(changes) <= at:
             break
 
 

@@ -188,6 +188,8 @@ class ClusterSource(ABC):
             record = local.read_record(lease.attachment, self._node_records) if users else None
             if record is None or users is None or record["pending"] or record["sequence"] != lease.sequence:
                 return _BUSY
+            if lease.identity not in {one.identity for one in recorded_leases(lease.attachment, record)}:
+                return _BUSY  # given up by a claim that has ended meanwhile
             try:
                 holder = self.holder(lease)
             except ValueError:

@@ -372,7 +372,7 @@ class AddressLeaseStore(ObjectStore):
             ended = memories[FORMER:] + [e for e in found if not e.former]
             cooled = self._readable_ones(objects.COOLING, recent=True)
             ended += [e for e in cooled if not e.cools(now / 1e9)]
-            for entry in [e for e in ended if now - e.lease.sequence > objects.LATE_SECONDS * 1e9][:_FORGOTTEN]:
+            for entry in [e for e in ended if not objects.is_recent(e.lease.sequence, now)][:_FORGOTTEN]:
                 try:
                     self._objects.remove(entry)
                 except Conflict:

@@ -140,6 +140,11 @@ def memory(lease: Lease, now_ns: int) -> dict[str, Any]:
     return found
 
 
+def is_recent(time_ns: int, now_ns: int) -> bool:
+    """Whether a request of `time_ns` may still arrive. A time after `now_ns` + COOLDOWN comes from a wrong clock."""
+    return -COOLDOWN < (now_ns - time_ns) / 1e9 < LATE_SECONDS
+
+
 class Entry:
     """An AddressLease as it was read. `lease` is its lease, or its last lease if the address is no longer `held`."""
 
@@ -188,9 +193,10 @@ class Entry:
         return self.state == COOLING and 0 < self.until - now <= COOLDOWN + 1
 
     def is_fenced(self, now_ns: int) -> bool:
-        """Whether a late create or takeover of this address may still arrive. Ignores a mark of a clock far ahead."""
+        """Whether a late create or takeover of this address may still arrive. Ignores a mark after `now_ns` +
+        COOLDOWN (wrong clock)."""
         mark = self.labels.get(FENCE, "")
-        return mark.isascii() and mark.isdigit() and abs(now_ns - int(mark)) < LATE_SECONDS * 1_000_000_000
+        return mark.isascii() and mark.isdigit() and is_recent(int(mark), now_ns)
 
     def freed(self, now_ns: int, cooldown: int) -> dict[str, Any]:
         """Labels and spec after a release. With `cooldown` 0 (seconds), the object only makes late creates fail."""
