@@ -461,11 +461,14 @@ def test_a_record_of_an_unknown_store_is_an_error_and_stays(host: Host) -> None:
     assert host.recorded() == {"c1": ["10.0.0.1"]}
 
 
-def test_a_delete_waits_for_the_add_that_still_runs(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("verb", ["ADD", "CHECK", "DEL"])
+def test_a_verb_waits_for_the_call_of_its_attachment_that_still_runs(
+    host: Host, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
     host.add()
     monkeypatch.setattr(Records.locked, "__defaults__", (0.1,))
-    with host.locked("c1"), pytest.raises(TryAgainLater, match="c1"):
-        host.delete()
+    with host.locked("c1"), pytest.raises(TryAgainLater, match="another operation on net1 of container c1"):
+        host.call(verb, prevResult={"cniVersion": "1.1.0", "ips": [{"address": "10.0.0.1/24"}]})
     assert host.leased() == {"10.0.0.1": "c1"}
 
 
