@@ -671,6 +671,8 @@ def test_a_del_is_not_refused_for_want_of_a_store() -> None:
     ({**RANGE, "datastore": "postgres"}, 'ipam.datastore "postgres": want one of file, etcd, kubernetes'),
     ({**RANGE, "datastore": "kubernetes"}, 'ipam.datastore "kubernetes": want kubernetes.kubeconfig beside it'),
     ({**RANGE, "datastore": "etcd"}, 'ipam.datastore "etcd": want etcd_host beside it'),
+    ({**RANGE, **HOST, "etcd_prefix": "railcni"}, 'ipam.etcd_prefix "railcni": want "/" and printable ASCII'),
+    ({**RANGE, "store_timeout": 0}, "ipam.store_timeout 0: want"),
     ({**RANGE, "dataDir": "leases"}, 'ipam.dataDir "leases": want an absolute path'),
     ({**RANGE, "kubernetes": {"kubeconfig": 5}}, "ipam.kubernetes.kubeconfig 5: want a string"),
     ({**RANGE, "leader_lease_duration": "x"}, 'ipam.leader_lease_duration "x": want an integer'),
