@@ -171,7 +171,6 @@ def test_the_server_that_a_chosen_flat_file_names_is_not_told(node: Node, pod: P
 
 
 # dataDirs, a dataDir beside the directories used, empty and empty/inner, and whether it is refused.
-# dataDirs, a dataDir beside the directories used, empty and empty/inner, and whether it is refused.
 BOUNDED = [(4, "new", False), (3, "new", True), (5, "new/in/it", True), (2, "empty/inner", False), (0, "used", False)]
 
 
