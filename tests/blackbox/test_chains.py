@@ -191,23 +191,6 @@ def test_a_second_plugin_that_makes_the_interface_is_refused_and_the_delete_ends
     assert node.leftovers() == []
 
 
-@each_plugin
-def test_rdma_is_refused_in_the_first_place_and_ends_in_each(node: Node, pod: Pod, plugin: str) -> None:
-    """The lab has verbs devices to move: tests/lab/test_rdma_chain.py."""
-    first = Chain(node, pod, "1.1.0", [MEMBERS["rdma"], member(SELF, plugin)])
-    with pytest.raises(AssertionError, match="there is no prevResult"):
-        first.add()
-    first.delete()
-    assert node.leftovers() == []
-    behind = Chain(node, pod, "1.1.0", [member(SELF, plugin), MEMBERS["rdma"]])
-    try:
-        behind.add()
-    except AssertionError as fault:  # no RDMA here, or a link without a verbs device
-        assert "rdma" in str(fault) or "verbs device" in str(fault)
-    behind.delete()
-    assert node.leftovers() == []
-
-
 # --- what came before ---
 
 EARLIER: dict[str, Any] = {

@@ -526,15 +526,6 @@ def test_a_record_that_others_can_write_is_refused_and_stays(node: Node, attache
     assert node.leases() == []
 
 
-def test_a_file_that_is_no_record_is_left_alone(node: Node, attached: Pod) -> None:
-    stray = node.path(f"{STATE}/attachments/leases.db")
-    stray.touch(0o600)
-    valid = {"cni.dev/valid-attachments": [{"containerID": "good", "ifname": "net9"}]}
-    for verb in ("ADD", "DEL", "GC"):
-        node.cni("macvlan", verb, {**network(), **valid}, netns=attached).succeeded()
-        assert stray.exists()
-
-
 def test_a_data_directory_that_others_can_write_is_refused(node: Node, pod: Pod) -> None:
     shared = node.path(f"{STORES}/shared")
     shared.mkdir(parents=True)
