@@ -173,6 +173,16 @@ def test_the_last_addresses_of_a_pool_go_to_as_many_of_those_who_race_for_them(n
     assert ({reply.code for reply in replies}, len(node.leases())) == ({0, 11}, 14)
 
 
+def test_adds_and_deletes_of_one_attachment_at_once_end_in_a_state_that_a_delete_clears(node: Node) -> None:
+    config = network({"range": "10.1.0.0/24", "ipRanges": [{"range": "fd00:1::/64"}]})
+    verbs = ["ADD", "DEL"] * 10
+    replies = node.cni_at_once([node.start_cni("whereabouts", verb, config, netns="/dev/null") for verb in verbs])
+    assert [reply.status for reply in replies] == [0] * len(verbs)
+    assert len(node.leases()) in (0, 2)
+    assert len(node.leases()) == 2 * len([f for f in node.files() if "attachments" in f])
+    ended(node, config)
+
+
 # --- the node's policy ---
 
 POLICY = "/etc/cni/net.d/whereabouts.d/railcni.json"

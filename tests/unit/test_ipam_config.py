@@ -411,6 +411,11 @@ def test_the_flat_files_key_goes_to_its_own_server_and_prefix_alone(name: str) -
     assert config_of({**block, "etcd_key_file": "/g/key"}, files=files).etcd_key_file == "/g/key"
 
 
+def test_a_malformed_endpoint_is_told_with_its_key() -> None:
+    with pytest.raises(InvalidConfig, match='^ipam.etcd_host "127.0.0.1:x": .*port'):
+        stores.ref_of(config_of({**RANGE, "etcd_host": "127.0.0.1:x"}))
+
+
 class Confining(Files):
     """Allows files below /allowed."""
 
