@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import base64
 import hashlib
 import json
@@ -16,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from cni.cli.main import _parser
 from tests.node import BIN, GO_PLUGINS, Node, Pod, railcni
 
 GO = pytest.mark.skipif(
@@ -561,20 +559,6 @@ def test_a_failed_attach_does_not_remove_what_was_there_before(hand: Hand) -> No
 
 
 @GO
-def test_gc_removes_what_a_deleted_namespace_left_and_keeps_the_living(hand: Hand) -> None:
-    one, two = hand.node.pod("one"), hand.node.pod("two")
-    for pod in (one, two):
-        ok(hand("attach", "go", pod))
-    hand.node.delete_pod(one)
-    removed, kept = (line.split() for line in ok(hand("gc", "go")).splitlines()[1:3])
-    assert (removed[0], removed[-1], kept[0], kept[-1]) == ("removed", one.path, "kept", two.path)
-    assert two.view.names() == ["eth0"]
-    assert [f for f in hand.node.files() if "networks/go" in f] == ["networks/go/10.9.0.3"]
-    ok(hand("detach", "go", two))
-    assert hand.node.leftovers() == []
-
-
-@GO
 def test_a_nad_is_attached_as_net1(hand: Hand) -> None:
     pod = hand.node.pod()
     nad = {"apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition", "metadata": {"name": "go"}}
@@ -584,17 +568,6 @@ def test_a_nad_is_attached_as_net1(hand: Hand) -> None:
     assert pod.view.names() == ["net1"]
     ok(hand("detach", "/run/net.d/nad.yaml", pod))
     assert hand.node.leftovers() == []
-
-
-def test_every_command_and_verb_describes_itself() -> None:
-    def bare(parser: argparse.ArgumentParser, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-        if words and not parser.description:
-            yield words
-        for action in parser._actions:
-            for name, inner in (action.choices or {}).items() if isinstance(action, argparse._SubParsersAction) else ():
-                yield from bare(inner, (*words, name))
-
-    assert list(bare(_parser(), ())) == []
 
 
 def test_the_launcher_in_bin_runs_the_command_from_anywhere(tmp_path: Path) -> None:

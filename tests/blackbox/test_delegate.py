@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,13 @@ from typing import Any
 import pytest
 
 from tests import callers
-from tests.blackbox.test_foreign_ipam import ROOT, Ipam
+from tests.blackbox.test_foreign_ipam import ROOT, Ipam, call, each_plugin, network
 from tests.each import one_link
 from tests.node import GO_PLUGINS, Call, Node, Pod, Reply, until
 
 pytestmark = pytest.mark.forked
 
 RESULT = {"cniVersion": "1.1.0", "ips": [{"address": "10.5.0.7/24", "gateway": "10.5.0.1"}], "dns": {}}
-
-each_plugin = pytest.mark.parametrize("plugin", ["macvlan", "host-device"])
 
 
 @pytest.fixture
@@ -33,18 +30,8 @@ def ipam(node: Node) -> Ipam:
 @pytest.fixture
 def pod(node: Node) -> Pod:
     node.master()
-    node.host.add_veth("ens9", "ens9-peer")
     node.remember()
     return node.pod()
-
-
-def network(plugin: str, version: str = "1.1.0", **more: Any) -> dict[str, Any]:
-    own = {"macvlan": {"master": "ens2f0"}, "host-device": {"device": "ens9"}}[plugin]
-    return {"cniVersion": version, "name": "n", "type": plugin, **own, "ipam": {"type": "recorder"}, **more}
-
-
-def call(node: Node, plugin: str, verb: str, config: Any, pod: Pod, **how: Any) -> Any:
-    return node.cni(plugin, verb, config, netns=pod, path=["/nowhere", ROOT, GO_PLUGINS], **how)
 
 
 # --- what it is given ---
@@ -52,9 +39,10 @@ def call(node: Node, plugin: str, verb: str, config: Any, pod: Pod, **how: Any) 
 
 @one_link
 def test_stdin_and_variables_are_passed_on_to_the_byte(node: Node, pod: Pod, ipam: Ipam, plugin: str) -> None:
+    how: dict[str, Any] = {"netns": pod, "path": ["/nowhere", ROOT, GO_PLUGINS]}
     text = json.dumps(network(plugin))[1:].encode()
     odd = b'\n {\t"\\u0061": 1.50,  "a": 1e3, "a": "\\u00e4\\/", "long": "' + b"x" * 3_000_000 + b'",\r\n' + text
-    previous = call(node, plugin, "ADD", odd, pod, args="K8S_POD_NAME=p;K8S_POD_NAMESPACE=ns").succeeded()
+    previous = node.cni(plugin, "ADD", odd, **how, args="K8S_POD_NAME=p;K8S_POD_NAMESPACE=ns").succeeded()
     assert ipam.heard("stdin", "ADD") == odd
     valued = {"ARGS": "K8S_POD_NAME=p;K8S_POD_NAMESPACE=ns", "COMMAND": "ADD", "CONTAINERID": "c1", "IFNAME": "net1"}
     valued |= {"NETNS": pod.path, "PATH": f"/nowhere:{ROOT}:{GO_PLUGINS}"}
@@ -63,7 +51,7 @@ def test_stdin_and_variables_are_passed_on_to_the_byte(node: Node, pod: Pod, ipa
     more["GC"] = b', "cni.dev/valid-attachments" :[ ]}'
     for verb, end in more.items():
         stdin = odd.rstrip()[:-1] + end
-        call(node, plugin, verb, stdin, pod).succeeded()
+        node.cni(plugin, verb, stdin, **how).succeeded()
         assert ipam.heard("stdin", verb) == stdin
     assert (ipam.verbs, node.leftovers()) == (["ADD", "STATUS", "CHECK", "DEL", "GC"], [])
 
@@ -96,7 +84,7 @@ def test_of_the_runtimes_own_variables_only_those_that_a_plugin_needs_are_passed
     passed = {"CNI_NEW": "a parameter of a later version", "HOME": "/root", "https_proxy": "http://p"}
     passed |= {"LD_AUDIT": "", "NODENAME": "n1"}
     kept = {"AWS_SECRET_ACCESS_KEY": "s3cret", "NOTIFY_SOCKET": "/run/s", "SUDO_CNI_": "x"}
-    call(node, "macvlan", "ADD", network("macvlan"), pod, more={**passed, **kept}).succeeded()
+    call(node, "ADD", network("macvlan"), pod, more={**passed, **kept}).succeeded()
     heard = dict(line.split("=", 1) for line in ipam.heard("all", "ADD").decode().splitlines())
     assert (heard.items() >= passed.items(), heard.keys() & kept.keys()) == (True, set())
 
@@ -106,7 +94,7 @@ def test_its_stderr_is_seen_and_its_stdout_is_not(node: Node, pod: Pod, ipam: Ip
     for verb in ("STATUS", "ADD", "DEL"):
         if verb != "ADD":
             ipam.replies(verb, {"cniVersion": "1.1.0"})
-        reply = call(node, plugin, verb, network(plugin), pod)
+        reply = call(node, verb, network(plugin), pod)
         assert f"a line of the IPAM plugin for {verb}" in reply.stderr
         assert (reply.document is None) == (verb != "ADD")
 
@@ -116,7 +104,7 @@ def test_its_stderr_is_seen_and_its_stdout_is_not(node: Node, pod: Pod, ipam: Ip
 def test_a_result_of_an_old_form_is_understood(node: Node, pod: Pod, ipam: Ipam, plugin: str, version: str) -> None:
     routes = [{"dst": "10.99.0.0/16", "gw": "10.5.0.1"}]
     ipam.replies("ADD", {"cniVersion": version, "ip4": {"ip": "10.5.0.7/24", "gateway": "10.5.0.1", "routes": routes}})
-    result = call(node, plugin, "ADD", network(plugin, version), pod).succeeded()
+    result = call(node, "ADD", network(plugin, version), pod).succeeded()
     assert result["ip4"] == {"ip": "10.5.0.7/24", "gateway": "10.5.0.1", "routes": routes}
     assert pod.view.link("net1").texts == ["10.5.0.7/24"]
 
@@ -140,7 +128,7 @@ NONSENSE: list[tuple[Any, int, str]] = [
 def test_an_add_that_answers_nonsense_is_refused_and_undone(node: Node, pod: Pod, ipam: Ipam) -> None:
     for number, (answer, code, word) in enumerate(NONSENSE, 1):
         ipam.replies("ADD", answer)
-        reply = call(node, "macvlan", "ADD", network("macvlan"), pod)
+        reply = call(node, "ADD", network("macvlan"), pod)
         reply.refused(code, "recorder", word)
         assert not any(word in reply.msg for word in ("NoneType", "attribute", "iterable")), "Python's own words"
         assert (ipam.verbs, node.leftovers()) == (["ADD", "DEL"] * number, []), answer
@@ -151,41 +139,41 @@ def test_an_error_that_is_none_is_reported_as_the_plugins_failure(node: Node, po
     errors += [{"code": 11, "msg": {"a": 1}}, {"code": True, "msg": "bad"}, {"code": 0, "msg": "bad"}]
     for answer in ("nonsense", [], *errors):
         ipam.replies("ADD", answer, 3)
-        call(node, "macvlan", "ADD", network("macvlan"), pod).refused(102, "recorder", "its log")
+        call(node, "ADD", network("macvlan"), pod).refused(102, "recorder", "its log")
         assert node.leftovers() == [], answer
 
 
 def test_an_ipam_plugin_that_is_killed_is_reported_and_undone(node: Node, pod: Pod, ipam: Ipam) -> None:
     (ipam.folder / "signal.ADD").touch()
     ipam.replies("ADD", "")
-    call(node, "macvlan", "ADD", network("macvlan"), pod).refused(102, "recorder", "signal 9")
+    call(node, "ADD", network("macvlan"), pod).refused(102, "recorder", "signal 9")
     assert (ipam.verbs, node.leftovers()) == (["ADD", "DEL"], [])
 
 
 def test_check_and_status_pass_on_its_error(node: Node, pod: Pod, ipam: Ipam) -> None:
     config = network("macvlan")
-    result = call(node, "macvlan", "ADD", config, pod).succeeded()
+    result = call(node, "ADD", config, pod).succeeded()
     ipam.fails("CHECK", 100, "the lease is gone")
-    call(node, "macvlan", "CHECK", {**config, "prevResult": result}, pod).refused(100, "the lease is gone")
+    call(node, "CHECK", {**config, "prevResult": result}, pod).refused(100, "the lease is gone")
     ipam.fails("STATUS", 50, "nothing is left")
-    call(node, "macvlan", "STATUS", config, pod).refused(50, "nothing is left")
+    call(node, "STATUS", config, pod).refused(50, "nothing is left")
 
 
 @one_link
 def test_gc_is_forwarded_also_when_its_delete_fails(node: Node, pod: Pod, ipam: Ipam, plugin: str) -> None:
-    call(node, plugin, "ADD", network(plugin), pod).succeeded()
+    call(node, "ADD", network(plugin), pod).succeeded()
     ipam.fails("DEL", 11, "the store is away")
     config = network(plugin) | {"cni.dev/valid-attachments": []}
-    call(node, plugin, "GC", config, pod).refused(11, "the store is away")
+    call(node, "GC", config, pod).refused(11, "the store is away")
     assert ipam.verbs == ["ADD", "DEL", "GC"]
     ipam.replies("DEL", None)
-    call(node, plugin, "GC", config, pod).succeeded()
+    call(node, "GC", config, pod).succeeded()
     assert node.leftovers() == []
 
 
 @each_plugin
 def test_a_delete_of_what_was_never_added_asks_it_too(node: Node, pod: Pod, ipam: Ipam, plugin: str) -> None:
-    call(node, plugin, "DEL", network(plugin), pod).succeeded()
+    call(node, "DEL", network(plugin), pod).succeeded()
     assert ipam.verbs == ["DEL"]
 
 
@@ -212,20 +200,10 @@ def start(node: Node, plugin: str, verb: str, pod: Pod) -> Call:
     return node.start_cni(plugin, verb, network(plugin), netns=pod, path=[ROOT])
 
 
-def test_a_delete_waits_for_an_add_that_still_runs_and_clears_what_it_did(node: Node, pod: Pod, ipam: Ipam) -> None:
-    adding, deleting = Adding(node, pod, ipam, "macvlan"), start(node, "macvlan", "DEL", pod)
-    with ThreadPoolExecutor(1) as pool:
-        deleted = pool.submit(deleting.finish)
-        time.sleep(0.3)
-        assert not deleted.done()
-        assert (adding.end().status, deleted.result().document) == (0, None)
-    assert (ipam.verbs, node.leftovers()) == (["ADD", "DEL"], [])
-
-
 @each_plugin
 def test_gc_leaves_a_pod_alone_that_is_being_set_up(node: Node, pod: Pod, ipam: Ipam, plugin: str) -> None:
     adding = Adding(node, pod, ipam, plugin)
-    call(node, plugin, "GC", network(plugin) | {"cni.dev/valid-attachments": []}, pod).succeeded()
+    call(node, "GC", network(plugin) | {"cni.dev/valid-attachments": []}, pod).succeeded()
     told = json.loads(ipam.heard("stdin", "GC"))["cni.dev/valid-attachments"]
     assert told == [{"containerID": "c1", "ifname": "net1"}]  # for the IPAM plugin must spare it too
     assert adding.end().addresses == ["10.5.0.7/24"] == pod.view.link("net1").texts
@@ -237,7 +215,7 @@ def test_gc_leaves_a_pod_alone_that_is_being_set_up(node: Node, pod: Pod, ipam: 
 
 def test_a_file_that_cannot_be_run_is_named(node: Node, pod: Pod, ipam: Ipam) -> None:
     (ipam.folder / "plain").write_text("no program")
-    reply = call(node, "macvlan", "ADD", network("macvlan", ipam={"type": "plain"}), pod)
+    reply = call(node, "ADD", network("macvlan", ipam={"type": "plain"}), pod)
     assert (reply.code in (7, 102), f"{ROOT}/plain" in reply.msg, node.leftovers()) == (True, True, [])
 
 

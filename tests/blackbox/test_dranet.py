@@ -44,11 +44,8 @@ class Webhook:
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        folder = node.path("/etc/cni/net.d")
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, document in PROFILES.items():
-            (folder / name).write_text(json.dumps(document))
-        (folder / "10-other.conf").write_text("not JSON")
+        for name, document in {**PROFILES, "10-other.conf": "not JSON"}.items():
+            node.write(f"/etc/cni/net.d/{name}", document)
         self.process = self.start()
         assert until(lambda: answers(self), 20)
 
@@ -150,11 +147,9 @@ def test_a_device_gets_an_address_keeps_it_when_asked_again_and_gives_it_back(sh
 def cluster(node: Node) -> Iterator[ClusterServer]:
     with node.host.entered():
         server = ClusterServer(PORT)
-    folder = node.path(DIRECTORY)
-    folder.mkdir(parents=True)
-    (folder / "whereabouts.kubeconfig").write_text(KUBECONFIG)
+    node.write(f"{DIRECTORY}/whereabouts.kubeconfig", KUBECONFIG)
     flat = {"datastore": "addresslease", "kubernetes": {"kubeconfig": f"{DIRECTORY}/whereabouts.kubeconfig"}}
-    (folder / "whereabouts.conf").write_text(json.dumps(flat))
+    node.write(f"{DIRECTORY}/whereabouts.conf", flat)
     yield server
     server.close()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +19,7 @@ POLICY = "/etc/cni/net.d/whereabouts.d/railcni.json"
 
 
 class Etcd:
-    """One member in `node`, at the usual port, which can be stopped and started again with what it knows."""
+    """One member in `node`, at the usual port."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -40,10 +39,6 @@ class Etcd:
         except OSError:
             return False
         return True
-
-    def stop(self) -> None:
-        self.process.kill()
-        self.process.communicate()
 
     def ctl(self, *arguments: str) -> str:
         """What etcdctl says: the oracle that shares no code with ours."""
@@ -82,12 +77,6 @@ def pod(node: Node, member: Etcd) -> Pod:
     return node.pod()
 
 
-def pending(node: Node) -> list[str]:
-    """The containers whose release is pending, by the records."""
-    records = [json.loads(path.read_text()) for path in node.path(f"{STATE}/attachments").glob("*:ipam")]
-    return sorted(record["containerID"] for record in records if record["pending"])
-
-
 @pytest.mark.parametrize("plugin", ["macvlan", "whereabouts"])
 def test_an_attachment_lives_with_its_lease_in_etcd(node: Node, pod: Pod, member: Etcd, plugin: str) -> None:
     config = network({"ipRanges": [{"range": "fd00:111::/64"}]})
@@ -111,32 +100,6 @@ def test_an_attachment_lives_with_its_lease_in_etcd(node: Node, pod: Pod, member
     assert [key for key in left if not key.startswith("/railcni/v1/former/team/web-0/net1/")] == []
     assert node.leases() == []
     node.cni(plugin, "CHECK", config | {"prevResult": result}, netns=pod, args=args).refused(100)
-
-
-def test_without_etcd_a_delete_succeeds_and_its_release_is_made_up_for(node: Node, pod: Pod, member: Etcd) -> None:
-    def how(name: str) -> dict[str, Any]:
-        return {"container_id": name, "ifname": name, "netns": pod}
-
-    config = network()
-    for name in ("c0", "c1", "c2"):
-        node.cni("macvlan", "ADD", config, **how(name)).succeeded()
-    member.stop()
-    node.cni("macvlan", "STATUS", config).refused(50, "127.0.0.1:2379", "Connection refused")
-    began = time.monotonic()
-    late = node.cni("macvlan", "ADD", config, **how("late"))
-    late.refused(11, "127.0.0.1:2379", "Connection refused", "etcd_host")
-    assert time.monotonic() - began < 10
-    for reply in node.cni_at_once([node.start_cni("macvlan", "DEL", config, **how(name)) for name in ("c0", "c1")]):
-        reply.succeeded()
-    assert (pod.view.names(), pending(node)) == (["c2"], ["c0", "c1"])
-    member.start()
-    assert list(member.leases().values()) == ["c0", "c1", "c2"]
-    node.cni("macvlan", "DEL", config, **how("late")).succeeded()
-    if pending(node):  # the last attempt was a moment ago
-        node.railcni("ipam", "flush").check_returncode()
-    assert member.leases() == {"192.168.111.3": "c2"}
-    node.cni("macvlan", "DEL", config, **how("c2")).succeeded()
-    assert (node.leftovers(), member.leases()) == ([], {})
 
 
 def test_a_password_is_in_no_record_and_no_message(node: Node, pod: Pod, member: Etcd) -> None:
@@ -184,36 +147,3 @@ def test_a_network_learns_nothing_of_the_ports_of_hosts_that_the_node_does_not_a
             else:
                 reply.succeeded()
         node.cni("whereabouts", "DEL", config, netns=pod).succeeded()
-
-
-WRONG: list[tuple[dict[str, Any], list[str]]] = [
-    ({"etcd_host": "127.0.0.1:x"}, ["ipam.etcd_host", "127.0.0.1:x", "port"]),
-    ({"etcd_prefix": "railcni"}, ["ipam.etcd_prefix", "railcni"]),
-    ({"etcd_ca_cert_file": "/etc/cni/missing.pem"}, ["/etc/cni/missing.pem", "etcd_ca_cert_file"]),
-    ({"store_timeout": 0}, ["ipam.store_timeout", "0"]),
-]
-
-
-def test_a_wrong_value_is_code_7_and_named(node: Node, pod: Pod, member: Etcd) -> None:
-    for block, words in WRONG:
-        config = network({"etcd_host": "https://127.0.0.1:2379", **block})
-        node.cni("whereabouts", "ADD", config, netns=pod).refused(7, *words)
-    assert member.leases() == {}
-
-
-def test_the_command_reads_the_store_that_the_flat_file_names(node: Node, pod: Pod, member: Etcd) -> None:
-    args = "K8S_POD_NAMESPACE=team;K8S_POD_NAME=web-0"
-    node.cni("whereabouts", "ADD", network(), netns=pod, args=args).succeeded()
-    (pool,) = json.loads(node.railcni("ipam", "pools", "-o", "json").stdout)
-    assert (pool["pool"], pool["size"], pool["used"], pool["free"]) == ("192.168.111.0-24", 254, 1, 253)
-    node.path("/etc/own.conf").write_text(json.dumps({"etcd_host": URL}))
-    shown = node.railcni("ipam", "show", "192.168.111.1", "--config", "/etc/own.conf", "-o", "json")
-    assert [lease["pod"] for lease in json.loads(shown.stdout)] == ["team/web-0"]
-    (lease,) = json.loads(node.railcni("ipam", "leases", "-o", "json").stdout)
-    assert lease["address"] == "192.168.111.1"
-    assert json.loads(node.railcni("ipam", "leases", "--data-dir", STATE, "-o", "json").stdout) == []
-    member.stop()
-    done = node.railcni("ipam", "pools")
-    assert done.returncode == 1
-    assert b"127.0.0.1:2379" in done.stderr
-    assert b"Traceback" not in done.stderr

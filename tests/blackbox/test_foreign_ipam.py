@@ -463,15 +463,6 @@ def test_a_dhcp_server_gives_the_address_and_gets_it_back(
     ended(node, config, pod)
 
 
-@pytest.mark.long  # Go's daemon tries again for 9 s
-@needs_go
-def test_without_a_dhcp_server_nothing_is_left(node: Node, pod: Pod, dhcp: Dhcp) -> None:
-    dhcp.start_daemon("50ms")
-    call(node, "ADD", of_dhcp("macvlan"), pod).refused(999, "dhcp")  # the code that Go's plugin gives
-    assert node.leftovers() == []
-    ended(node, of_dhcp("macvlan"), pod)
-
-
 @needs_go
 @needs_dnsmasq
 @each_plugin

@@ -71,16 +71,6 @@ def as_it_was(node: Node) -> dict[str, dict[str, Any]]:
 # --- ADD ---
 
 
-def test_the_device_is_in_the_pod_with_its_mac_and_mtu(node: Node, pod: Pod, device: Link) -> None:
-    result = add(node, pod, network())
-    link = pod.view.link("net1")
-    assert "ens9" not in node.host.names()
-    assert (link.kind, link.mac, link.mtu, link.up) == ("veth", device.mac, device.mtu, True)
-    assert link.texts == ["192.168.111.1/24"]
-    assert result["interfaces"] == [{"name": "net1", "mac": device.mac, "mtu": device.mtu, "sandbox": pod.path}]
-    assert result["ips"] == [{"interface": 0, "address": "192.168.111.1/24"}]
-
-
 def test_a_device_may_go_without_addresses(node: Node, pod: Pod) -> None:
     ipam: dict[str, Any] | None
     for version, ipam in (("0.3.0", {}), ("1.1.0", None)):
@@ -145,15 +135,6 @@ def buses(node: Node, device: Link) -> None:
     (node.path(PATH) / "net" / "ens9").mkdir(parents=True)
 
 
-@pytest.mark.parametrize("selector", SELECTORS)
-def test_each_selector_finds_the_device(node: Node, pod: Pod, device: Link, buses: None, selector: str) -> None:
-    before = as_it_was(node)
-    config = network(**by(selector))
-    assert add(node, pod, config)["interfaces"][0]["mac"] == device.mac
-    delete(node, pod, config)
-    assert (node.leftovers(), as_it_was(node)) == ([], before)
-
-
 @pytest.mark.parametrize("version", ["1.0.0", "1.1.0"])
 def test_a_function_that_a_userspace_driver_holds_gets_addresses_and_stays(node: Node, pod: Pod, version: str) -> None:
     for number, driver in enumerate(("vfio-pci", "uio_pci_generic", "igb_uio")):
@@ -189,11 +170,11 @@ def test_the_mtu_of_a_function_that_a_userspace_driver_holds_is_in_the_result_or
 
 
 @pytest.mark.parametrize("selector", SELECTORS)
-def test_a_device_that_is_away_is_in_use_by_whatever_it_is_selected(
-    node: Node, pod: Pod, buses: None, selector: str
+def test_each_selector_finds_the_device_and_one_that_is_away_is_in_use(
+    node: Node, pod: Pod, device: Link, buses: None, selector: str
 ) -> None:
     config = network(**by(selector))
-    add(node, node.pod("pod2"), config, container_id="holder")
+    assert add(node, node.pod("pod2"), config, container_id="holder")["interfaces"][0]["mac"] == device.mac
     records, holder = Records(str(node.path(STATE))), Attachment("pf-net", "holder", "net1")
     record = records.read(holder, "link") or {}
     hardware = {"auxiliary deviceID": ("auxiliary", AUXILIARY), "kernelpath": ("virtio", PCI)}  # which a veth is not
@@ -402,22 +383,6 @@ def test_gos_plugin_can_take_back_an_attachment_of_ours(node: Node, pod: Pod, de
 
 
 # --- CHECK, GC, STATUS ---
-
-DIFFERENCES: dict[str, tuple[Any, list[str]]] = {  # those that all plugins compare alike are in test_macvlan.py
-    "the device is gone": (lambda pod: pod.view.delete("net1"), ["net1"]),
-    "another MTU": (lambda pod: pod.view.set("net1", mtu=1400), ["1400", "4200"]),
-    "another MAC": (lambda pod: pod.view.set("net1", address="02:66:66:66:66:66"), ["02:66:66:66:66:66"]),
-}
-
-
-@pytest.mark.parametrize(("version", "difference"), zip(("0.4.0", "1.0.0", "1.1.0"), DIFFERENCES, strict=True))
-def test_check_names_what_differs(node: Node, pod: Pod, difference: str, version: str) -> None:
-    change, words = DIFFERENCES[difference]
-    config = network(version, mtu=4200)
-    checked = {**config, "prevResult": add(node, pod, config)}
-    node.cni("host-device", "CHECK", checked, netns=pod).succeeded()
-    change(pod)
-    node.cni("host-device", "CHECK", checked, netns=pod).refused(100, *words)
 
 
 def test_gc_keeps_the_address_of_a_device_that_cannot_return(node: Node, pod: Pod) -> None:

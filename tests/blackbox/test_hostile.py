@@ -171,7 +171,6 @@ def test_the_server_that_a_chosen_flat_file_names_is_not_told(node: Node, pod: P
 
 
 # dataDirs, a dataDir beside the directories used, empty and empty/inner, and whether it is refused.
-# dataDirs, a dataDir beside the directories used, empty and empty/inner, and whether it is refused.
 BOUNDED = [(4, "new", False), (3, "new", True), (5, "new/in/it", True), (2, "empty/inner", False), (0, "used", False)]
 
 
@@ -525,15 +524,6 @@ def test_a_record_that_others_can_write_is_refused_and_stays(node: Node, attache
     os.chown(record, 0, 0)
     node.cni("macvlan", "DEL", network(), netns=attached, container_id="good", ifname="net9").succeeded()
     assert node.leases() == []
-
-
-def test_a_file_that_is_no_record_is_left_alone(node: Node, attached: Pod) -> None:
-    stray = node.path(f"{STATE}/attachments/leases.db")
-    stray.touch(0o600)
-    valid = {"cni.dev/valid-attachments": [{"containerID": "good", "ifname": "net9"}]}
-    for verb in ("ADD", "DEL", "GC"):
-        node.cni("macvlan", verb, {**network(), **valid}, netns=attached).succeeded()
-        assert stray.exists()
 
 
 def test_a_data_directory_that_others_can_write_is_refused(node: Node, pod: Pod) -> None:

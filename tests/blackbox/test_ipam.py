@@ -131,16 +131,6 @@ def test_gateway_routes_and_names_are_in_the_result(node: Node) -> None:
     assert call(node, "ADD", config).succeeded() == {"cniVersion": "1.1.0", "ips": ips, "routes": routes, "dns": dns}
 
 
-def test_an_exhausted_pool_is_named_with_size_and_use_and_the_way_to_look(node: Node) -> None:
-    config = network({"range": "10.0.0.0/30"})
-    for container in ("c1", "c2"):
-        add(node, config, container)
-    refused(node, config, 11, "10.0.0.0", "2", "railcni ipam leases")
-    call(node, "STATUS", config).refused(50, "10.0.0.0", "2")
-    delete(node, config)
-    assert call(node, "STATUS", config).succeeded() is None
-
-
 # --- whose a lease is ---
 def test_a_restarted_sandbox_gets_the_addresses_and_a_late_delete_frees_nothing(node: Node) -> None:
     """whereabouts #291: also out of a full pool."""
@@ -322,13 +312,6 @@ def test_a_flat_file_fills_what_the_block_leaves_out(node: Node, path: str) -> N
     block = {"datastore": None}
     assert add(node, network(block), args=pod_args("pod-a")) == ["10.3.0.2/24"]
     assert add(node, network({**block, **RANGE, "gateway": "192.168.111.1"}), "c2") == ["192.168.111.2/24"]
-
-
-def test_state_is_for_root_alone(node: Node) -> None:
-    add(node, network(RANGE))
-    top = node.path(STATE)
-    assert top.stat().st_mode & 0o777 == 0o700
-    assert all(p.stat().st_mode & 0o077 == 0 for p in top.rglob("*"))
 
 
 def test_log_lines_carry_container_pod_and_interface(node: Node) -> None:

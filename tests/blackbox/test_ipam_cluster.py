@@ -1,7 +1,6 @@
 """railcni ipam on a cluster: pools, leases, show, audit and reclaim, beside pods that live and die."""
 
 import json
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ from typing import Any
 import pytest
 
 from tests.blackbox.command import run
-from tests.node import COMMAND
 from tests.stores.cluster_api import ClusterServer
 
 NAMESPACE = "kube-system"
@@ -71,16 +69,6 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     cluster = Cluster(tmp_path)
     yield cluster
     cluster.server.close()
-
-
-def test_pools_tell_how_full_they_are(cluster: Cluster) -> None:
-    cluster.server.add_network("rdma-net", range_start="192.168.111.10", range_end="192.168.111.19")
-    for n in (10, 11, 200):
-        cluster.lease(n)
-    (pool,) = cluster.read("pools")
-    assert (pool["size"], pool["used"], pool["free"], pool["outside"]) == (10, 3, 8, 1)
-    assert pool["occupancy"] == {"addresses": 10, "shares": [1.0, 1.0, *[0.0] * 8]}
-    assert "88........" in cluster.run("pools")
 
 
 def test_leases_are_chosen_by_pool_node_pod_interface_and_container(cluster: Cluster) -> None:
@@ -276,14 +264,6 @@ def test_what_must_not_be_read_is_said_and_pods_must_be(cluster: Cluster) -> Non
     assert f"forbids to list pods in all namespaces: kubeconfig {cluster.kubeconfig} needs that right" in said
 
 
-def test_pods_are_read_in_pages(cluster: Cluster) -> None:
-    for n in range(1, 254):
-        cluster.lease(n)
-    for n in range(1, 1203):
-        cluster.server.run_pod(f"p{n}", *([IP(n)] if n < 254 else []))
-    assert (cluster.audit(code=0), cluster.server.lists.count("pods")) == ([], 5)
-
-
 def test_a_report_of_another_store_or_none_is_refused(cluster: Cluster, tmp_path: Path) -> None:
     cluster.lease(1)
     cluster.audit()
@@ -301,11 +281,3 @@ def test_a_cluster_that_lacks_networks_and_slices_is_read_all_the_same(cluster: 
     cluster.server.defined -= {"network-attachment-definitions", "nodeslicepools"}
     cluster.lease(1)
     assert cluster.audit() == [("lease-without-pod", "reclaim", IP(1))]
-
-
-def test_the_executable_answers_on_stdout_and_with_its_exit_code(cluster: Cluster) -> None:
-    cluster.lease(1)
-    argv = [*COMMAND, "ipam", "audit", "--kubeconfig", cluster.kubeconfig]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env={})
-    assert (done.returncode, done.stderr) == (1, "")
-    assert "1 finding, 1 of which `railcni ipam reclaim` would free" in done.stdout

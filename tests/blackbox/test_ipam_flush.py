@@ -1,4 +1,5 @@
-"""railcni ipam flush: the releases that a DEL could not make, in files and in Kubernetes; test_etcd.py has those in etcd."""
+"""railcni ipam flush: the releases that a DEL could not make, in files and in Kubernetes; tests/stores/test_lease_life.py has
+those in etcd too."""
 
 import json
 
@@ -27,18 +28,6 @@ def flush(node: Node, *options: str) -> tuple[int, int]:
     assert (words[-3], words[-1]) == (b"ended,", b"left"), words
     assert int(words[-4]) + int(words[-2]) == len(before["left"]) > 0
     return done.returncode, int(words[-2])
-
-
-def test_what_a_del_left_in_a_cluster_out_of_reach_is_released(node: Node, pod: Pod, server: Server) -> None:  # noqa: F811
-    args = "K8S_POD_NAMESPACE=team;K8S_POD_NAME=web-0"
-    config = network(store_timeout=1)
-    node.cni("macvlan", "ADD", config, netns=pod, args=args).succeeded()
-    node.host.set("lo", state="down")
-    node.cni("macvlan", "DEL", config, netns=pod, args=args).succeeded()
-    node.host.set("lo", state="up")
-    assert len(server.allocations()) == 1
-    assert flush(node) == (0, 0)
-    assert (server.allocations(), server.reservations()) == ({}, [])
 
 
 @pytest.mark.parametrize("datastore", ["kubernetes", "addresslease"])

@@ -112,19 +112,6 @@ def test_a_namespace_that_is_there_again_and_an_attachment_at_work_keep_their_le
     assert len(site.node.leases()) == 4
 
 
-def test_a_namespace_that_a_process_keeps_without_its_path_keeps_its_leases(site: Site) -> None:
-    kept, gone = site.pods
-    process = site.node.start(["sh", "-c", "echo there; exec cat"], pod=kept)
-    assert process.stdout and process.stdout.readline() == b"there\n"
-    for pod in (kept, gone):
-        site.node.delete_pod(pod)
-    assert until(lambda: {address for _, _, address in site.audit()} == {"10.0.0.2", "fd00::2"})
-    assert site.reclaim() == [("freed", "10.0.0.2"), ("freed", "fd00::2")]
-    process.communicate()
-    assert until(lambda: {address for _, _, address in site.audit()} == {"10.0.0.1", "fd00::1"})
-    assert site.reclaim() == [("freed", "10.0.0.1"), ("freed", "fd00::1")]
-
-
 def test_the_lease_of_a_group_is_freed_once_its_namespace_is_gone_and_none_of_its_rails_is_at_work(node: Node) -> None:
     fabric = Fabric(node, 2)
     pod = node.pod("a")
@@ -228,10 +215,3 @@ def test_a_namespace_that_comes_last_keeps_its_lease(tmp_path: Path, monkeypatch
     answers[:] = [False, False, True]
     results = [(one["result"], one["why"]) for _ in range(2) for one in run(*argv, data=True)]
     assert (results[0], results[1][0]) == (("skipped", "it is in use"), "freed")
-
-
-def test_an_audit_of_a_store_that_is_not_there_makes_none(node: Node) -> None:
-    done = node.railcni("ipam", "audit")
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert b"nothing is wrong" in done.stdout
-    assert not node.path("/var/lib/cni").exists()

@@ -214,6 +214,11 @@ def test_a_working_directory_that_was_removed_is_said_or_not_needed(tmp_path: Pa
         assert done.stderr.startswith("railcni: the working directory has been removed: change to another one")
 
 
+def test_every_command_and_verb_describes_itself() -> None:
+    _, *commands = _parsers(command._parser())
+    assert [parser.prog for parser in commands if not parser.description] == []
+
+
 def test_the_help_of_every_verb_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     wide = [

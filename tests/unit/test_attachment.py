@@ -44,7 +44,7 @@ def test_a_record_reads_back_with_its_attachment_and_boot_until_removed(records:
     assert (records.read(NET1, "link"), records.all()) == (None, [])
 
 
-def test_records_are_listed_by_network_container_and_part(records: Records) -> None:
+def test_records_are_listed_by_network_container_and_part(records: Records, tmp_path: Path) -> None:
     of_network, of_container, longer = (
         Attachment("rdma-2", "c3", "net1"), Attachment("rdma-3", "c1", "net2"), Attachment("c1", "c11", "c1"),
     )  # fmt: skip
@@ -52,9 +52,12 @@ def test_records_are_listed_by_network_container_and_part(records: Records) -> N
     for attachment in known:
         records.write(attachment, "link", {})
         records.write(attachment, "ipam", {})
+    stray = tmp_path / "state/attachments/leases.db"  # another program's
+    stray.touch(0o600)
     assert [a for a, _ in records.of_network("rdma", "link")] == [NET1]
     assert {a for a, _ in records.of_container("c1", "link") or ()} == {NET1, of_container}
     assert {(a, part) for a, part, _ in records.all()} == {(a, part) for a in known for part in ("ipam", "link")}
+    assert stray.exists()
 
 
 def test_of_many_records_those_with_a_text_are_parsed_alone(records: Records, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -411,6 +411,11 @@ def test_the_flat_files_key_goes_to_its_own_server_and_prefix_alone(name: str) -
     assert config_of({**block, "etcd_key_file": "/g/key"}, files=files).etcd_key_file == "/g/key"
 
 
+def test_a_malformed_endpoint_is_told_with_its_key() -> None:
+    with pytest.raises(InvalidConfig, match='^ipam.etcd_host "127.0.0.1:x": .*port'):
+        stores.ref_of(config_of({**RANGE, "etcd_host": "127.0.0.1:x"}))
+
+
 class Confining(Files):
     """Allows files below /allowed."""
 
@@ -671,6 +676,8 @@ def test_a_del_is_not_refused_for_want_of_a_store() -> None:
     ({**RANGE, "datastore": "postgres"}, 'ipam.datastore "postgres": want one of file, etcd, kubernetes'),
     ({**RANGE, "datastore": "kubernetes"}, 'ipam.datastore "kubernetes": want kubernetes.kubeconfig beside it'),
     ({**RANGE, "datastore": "etcd"}, 'ipam.datastore "etcd": want etcd_host beside it'),
+    ({**RANGE, **HOST, "etcd_prefix": "railcni"}, 'ipam.etcd_prefix "railcni": want "/" and printable ASCII'),
+    ({**RANGE, "store_timeout": 0}, "ipam.store_timeout 0: want"),
     ({**RANGE, "dataDir": "leases"}, 'ipam.dataDir "leases": want an absolute path'),
     ({**RANGE, "kubernetes": {"kubeconfig": 5}}, "ipam.kubernetes.kubeconfig 5: want a string"),
     ({**RANGE, "leader_lease_duration": "x"}, 'ipam.leader_lease_duration "x": want an integer'),
