@@ -156,6 +156,18 @@ def test_eight_nics_with_63_shares_each_are_published_as_soon_as_kubelet_has_reg
     assert used < 1, f"{used:.1f} s of processor time, which other programs' load does not change"
 
 
+def test_a_kubelet_that_registers_the_driver_anew_gets_the_slices_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_TICK", "_FIRST_PAUSE", "_LONGEST_PAUSE"):
+        monkeypatch.setattr(driver, name, 3600.0)
+    with DraScene() as scene:
+        eight_nics(scene)
+        scene.dra.start()
+        with in_a_thread(scene):
+            assert until(scene.slices, SECONDS)
+            scene.dra.restart()  # deletes the slices
+            assert until(scene.slices, SECONDS)
+
+
 def test_for_eight_nics_the_driver_has_at_most_10_mb_more_memory_than_the_device_plugin() -> None:
     with DraScene() as scene:
         eight_nics(scene)

@@ -127,6 +127,7 @@ class Driver:
 
     async def _publish(self) -> None:
         devices, fault = list(self._devices.values()), ""
+        self._publish_due = float("inf")  # before the calls, since a registration meanwhile sets it to 0
         try:
             if is_changed := await asyncio.to_thread(self._publisher.publish, devices):
                 self._log.say("info", "published", devices=len(devices), generation=self._publisher.generation)
@@ -139,7 +140,7 @@ class Driver:
         if is_changed or bool(fault) != bool(self._unpublished):
             self._pause = _FIRST_PAUSE
         self._unpublished = fault
-        self._publish_due = monotonic() + self._pause
+        self._publish_due = min(self._publish_due, monotonic() + self._pause)
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
         self._log.state("publish", self._unpublished)
         self._log.state("lack", "; ".join(self._publisher.lacks))
