@@ -170,22 +170,16 @@ def survived(world: World, events: Sequence[Event]) -> str:
     return f"at kubelet: {report(counted)}\nat the API server: {report(shown)}"
 
 
+@pytest.mark.parametrize("drawn", [0, pytest.param(50, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
 def test_restarts_and_kills_of_kubelet_and_plugins_take_no_device_from_a_container(
-    world: World, capsys: pytest.CaptureFixture[str]
+    world: World, drawn: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = survived(world, list(dict.fromkeys((*OF_KUBELET, *OF_PLUGINS))))
-    with capsys.disabled():
-        print(f"\n{text}")
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-def test_fifty_of_each_take_no_device_from_a_container(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each of them once, and as many `drawn` of kubelet and of the plugins."""
     seed = random.randrange(1 << 32)
     dice = random.Random(seed)
-    events = [dice.choice(kind) for kind in (OF_KUBELET, OF_PLUGINS) for _ in range(50)]
+    events = [dice.choice(kind) for kind in (OF_KUBELET, OF_PLUGINS) for _ in range(drawn)]
     dice.shuffle(events)
-    text = survived(world, events)
+    text = survived(world, list(dict.fromkeys((*OF_KUBELET, *OF_PLUGINS))) + events)
     with capsys.disabled():
         print(f"\nseed {seed}\n{text}")
 
