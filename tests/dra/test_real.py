@@ -135,14 +135,11 @@ def killed(world: World, dice: random.Random, count: int) -> str:
     return report(took)
 
 
-def test_kills_of_driver_and_kubelet_take_no_device_from_a_pod(world: World) -> None:
-    print(killed(world, random.Random(1), 3))
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-def test_a_hundred_kills_take_no_device_from_a_pod(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("count", [3, pytest.param(100, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
+def test_kills_of_driver_and_kubelet_take_no_device_from_a_pod(
+    world: World, count: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     seed = random.randrange(1 << 32)
-    text = killed(world, random.Random(seed), 100)
+    text = killed(world, random.Random(seed), count)
     with capsys.disabled():
         print(f"\nseed {seed}: to a running pod with a claim\n{text}")
