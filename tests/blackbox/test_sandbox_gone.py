@@ -440,13 +440,6 @@ def attached_with_sbr(node: Node, pod: Pod) -> dict[str, Any]:
 
 
 @needs_sbr
-def test_gc_frees_what_the_delete_of_a_chain_never_reaches(node: Node, pod: Pod) -> None:
-    config = attached_with_sbr(node, pod)
-    node.cni("macvlan", "GC", config | {"cni.dev/valid-attachments": []}).succeeded()
-    assert (node.leases(), node.files()) == ([], [])
-
-
-@needs_sbr
 def test_a_chain_can_be_ended_once_a_namespace_with_such_a_link_is_at_the_old_path(node: Node, pod: Pod) -> None:
     config = attached_with_sbr(node, pod)
     node.path(pod.path).unlink()  # an ordinary file, which sbr has made there
