@@ -79,16 +79,6 @@ def test_an_add_answers_in_the_form_of_its_version(node: Node, pod: Pod, version
     node.ended("macvlan", network(version), netns=pod)
 
 
-def test_an_attachment_without_ipam_has_a_link_and_no_address(node: Node, pod: Pod) -> None:
-    forms: dict[str, Any] = {"0.3.0": {}, "1.1.0": None}
-    for version, ipam in forms.items():
-        result = add(node, pod, network(version, ipam=ipam))
-        assert ("ips" in result, [i["name"] for i in result["interfaces"]]) == (False, ["net1"])
-        link = pod.view.link("net1")
-        assert (link.up, link.mtu, link.texts) == (True, 9000, [])
-        node.ended("macvlan", network(version, ipam=ipam), netns=pod)
-
-
 def test_an_old_version_that_cannot_say_no_address_is_refused(node: Node, pod: Pod) -> None:
     refused(node, pod, network("0.2.0", ipam={}), 1, "0.2.0", "0.3.0")
 
