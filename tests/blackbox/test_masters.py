@@ -9,11 +9,11 @@ import pytest
 
 from cni.shared.records import _sealed, _unsealed
 from tests.blackbox.test_host_device import PCI, bus
+from tests.blackbox.test_sandbox_gone import descriptor
 from tests.each import each_and
 from tests.faults.inject import STOP, Command, Injector, begin, finished, unavailable
 from tests.node import STATE, Node, Pod
 from tests.tools import needs_ip
-from tests.view import View
 
 pytestmark = [needs_ip, pytest.mark.forked]
 
@@ -94,18 +94,13 @@ def test_an_address_stays_reserved_while_its_link_lives_without_a_path(node: Nod
         node.run(["ip", "link", "set", "upper0", "netns", "pod1", "up"]).check_returncode()
     config = network(master="upper0", linkInContainer=bool(in_sandbox))
     node.cni("macvlan", "ADD", config, netns=pod).succeeded()
-    with pod.view.entered():
-        held = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
-    try:
-        inside = View(f"/proc/{os.getpid()}/fd/{held}")
+    with descriptor(node, pod) as inside:
         node.delete_pod(pod)
         reply = node.cni("macvlan", "DEL", config, netns=pod.path)
         if "net1" in inside.links():
             assert node.leases() == ["192.168.111.1"]
         else:
             reply.succeeded()
-    finally:
-        os.close(held)
 
 
 def test_an_address_is_freed_when_the_sandbox_ended_with_master_and_link(node: Node, pod: Pod) -> None:

@@ -55,14 +55,6 @@ def whole_mtu_crosses(
     assert " 0% packet loss" in runtime.run_in(container, "ping", "-c", "2", "-s", "8972", "-I", link, addresses[1])
 
 
-def test_two_pods_reach_each_other_with_the_whole_mtu_and_nothing_is_left(runtime: Runtime) -> None:
-    pods = two_pods(runtime)
-    whole_mtu_crosses(runtime, runtime.container(pods[0]))
-    for pod in pods:
-        runtime.end_pod(pod.id)
-    assert runtime.remains() == []
-
-
 def test_a_container_has_the_device_nodes_that_Allocate_has_answered_and_another_has_none(runtime: Runtime) -> None:
     """The nodes are null and zero by the names of a verbs device: this kernel need have none."""
     with Scene() as scene:
@@ -83,7 +75,7 @@ def test_a_container_has_the_device_nodes_that_Allocate_has_answered_and_another
     assert runtime.remains() == []
 
 
-def test_pods_live_on_while_containerd_is_killed_and_are_removed_twice_by_the_next(runtime: Runtime) -> None:
+def test_pods_with_the_whole_mtu_live_on_while_containerd_is_killed_and_are_removed_twice(runtime: Runtime) -> None:
     pods = two_pods(runtime)
     container = runtime.container(pods[0])
     runtime.kill_containerd()

@@ -146,13 +146,8 @@ def bench(nics: int = 8, each: int = 1000) -> str:
         for number in range(nics):
             scene.machine.nic(number)
         names = [f"hca_{n}" for n in range(nics)]
-        scene.configure(
-            {
-                "configList": [
-                    scene.share(f"ens{n}f0", most=each, name=name, gidsPerDevice=0) for n, name in enumerate(names)
-                ]
-            }
-        )
+        shared = [scene.share(f"ens{n}f0", most=each, name=name, gidsPerDevice=0) for n, name in enumerate(names)]
+        scene.configure({"configList": shared})
 
         def whole() -> bool:
             return all(scene.kubelet.allocatable(f"rdma/{name}") == each for name in names)
