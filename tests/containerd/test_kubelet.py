@@ -182,14 +182,3 @@ def test_restarts_and_kills_of_kubelet_and_plugins_take_no_device_from_a_contain
     text = survived(world, list(dict.fromkeys((*OF_KUBELET, *OF_PLUGINS))) + events)
     with capsys.disabled():
         print(f"\nseed {seed}\n{text}")
-
-
-def test_a_pod_that_asks_for_more_than_there_is_is_refused_with_the_reason(world: World) -> None:
-    world.pod("holder", shared=3)
-    world.kubelet.runs("holder")
-    world.pod("greedy", shared=2)
-    is_over: Callable[[], bool] = lambda: world.cluster.state("greedy").phase == "Failed"  # noqa: E731
-    assert world.kubelet.becomes(is_over), world.cluster.state("greedy")
-    state = world.cluster.state("greedy")
-    assert f"unavailable for {SHARED}. Requested: 2, Available: 1" in state.message
-    world.end("holder", "greedy")

@@ -68,13 +68,6 @@ def test_a_pod_that_asks_for_the_resource_by_its_old_name_gets_a_device(world: W
     world.end("old")
 
 
-def test_a_claim_that_looks_on_takes_nothing_away(world: World) -> None:
-    world.claim("watches", {"nic": world.on("ens0f0") | {"adminAccess": True}})
-    world.pod("watches")
-    assert world.kubelet.runs("watches")
-    world.end("watches")
-
-
 @pytest.mark.skipif(
     not RAILS, reason="RAILCNI_TEST_MULTUS is to name an executable of Multus that reads ResourceClaims"
 )
