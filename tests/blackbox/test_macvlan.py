@@ -1,7 +1,6 @@
 """macvlan against a real kernel: what it makes, what it refuses, what it finds, and that nothing is left behind."""
 
 import socket
-import sys
 import time
 from collections.abc import Callable
 from itertools import cycle
@@ -78,16 +77,6 @@ def test_an_add_answers_in_the_form_of_its_version(node: Node, pod: Pod, version
             interface["mtu"] = 9000
         assert result == {"cniVersion": version, "interfaces": [interface], "ips": [address], "dns": dns}
     node.ended("macvlan", network(version), netns=pod)
-
-
-def test_an_attachment_without_ipam_has_a_link_and_no_address(node: Node, pod: Pod) -> None:
-    forms: dict[str, Any] = {"0.3.0": {}, "1.1.0": None}
-    for version, ipam in forms.items():
-        result = add(node, pod, network(version, ipam=ipam))
-        assert ("ips" in result, [i["name"] for i in result["interfaces"]]) == (False, ["net1"])
-        link = pod.view.link("net1")
-        assert (link.up, link.mtu, link.texts) == (True, 9000, [])
-        node.ended("macvlan", network(version, ipam=ipam), netns=pod)
 
 
 def test_an_old_version_that_cannot_say_no_address_is_refused(node: Node, pod: Pod) -> None:
@@ -190,31 +179,6 @@ def test_an_address_in_use_is_tried_again_when_no_other_is_free(node: Node, pod:
     assert add(node, pod, config, container_id="c", ifname="net2")["ips"][0]["address"] == "fd00:111::1/126"
 
 
-def test_routes_of_the_ipam_plugin_are_set(node: Node, pod: Pod) -> None:
-    routes = [
-        {"dst": "10.0.0.0/8", "gw": "192.168.111.200"},
-        {"dst": "0.0.0.0/0", "gw": "192.168.111.254"},
-        {"dst": "172.16.0.0/12", "gw": "192.168.111.200", "mtu": 1400, "advmss": 1300, "priority": 77, "table": 500},
-        {"dst": "10.99.0.0/16", "scope": 253},
-        {"dst": "fd00:2::/64", "gw": "fd00:111::fe"},
-    ]
-    assert add(node, pod, network(ipam={**BOTH, "routes": routes}))["routes"] == routes
-    link = pod.view.link("net1")
-    default, far = link.route("0.0.0.0/0"), link.route("172.16.0.0/12")
-    assert default and default.gw == "192.168.111.254"
-    assert far and (far.mtu, far.advmss, far.priority, far.table) == (1400, 1300, 77, 500)
-    assert link.gateway("10.0.0.0/8") == "192.168.111.200"
-    assert link.gateway("fd00:2::/64") == "fd00:111::fe"
-    near = link.route("10.99.0.0/16")
-    assert near and near.scope == 253
-
-
-def test_a_route_without_a_gateway_takes_that_of_its_family(node: Node, pod: Pod) -> None:
-    ipam = {**LEASES, "gateway": "192.168.111.254", "routes": [{"dst": "10.0.0.0/8"}]}
-    assert add(node, pod, network(ipam=ipam))["ips"][0]["gateway"] == "192.168.111.254"
-    assert pod.view.link("net1").gateway("10.0.0.0/8") == "192.168.111.254"
-
-
 # --- ADD: the announcement on the wire ---
 def hears(listener: socket.socket, *wanted: Callable[[bytes], bool], seconds: float = 5.0) -> bool:
     """Whether a frame of each kind `wanted` arrives within `seconds`."""
@@ -266,7 +230,8 @@ def test_addresses_of_both_families_are_announced_on_the_wire(node: Node, pod: P
 def test_a_master_that_is_down_is_no_error_of_add_but_of_status(node: Node, pod: Pod) -> None:
     node.host.set("ens2f0", state="down")
     node.cni("macvlan", "STATUS", network()).refused(51, "ens2f0", "down")
-    add(node, pod, network())
+    reply = node.cni("macvlan", "ADD", network(), netns=pod)
+    assert reply.status == 0 and 'master "ens2f0" is down: ip link set ens2f0 up' in reply.stderr
     node.host.set("ens2f0", state="up")
     assert until(lambda: pod.view.link("net1").carrier)
     assert node.cni("macvlan", "STATUS", network()).succeeded() is None
@@ -324,13 +289,6 @@ def test_a_link_of_the_host_with_the_pods_ifname_is_no_hindrance(node: Node, pod
 
 
 # --- a retried ADD ---
-def test_a_retried_add_gets_the_same_address_and_mac(node: Node, pod: Pod) -> None:
-    assert add(node, pod, network()) == add(node, pod, network())
-    assert pod.view.names() == ["net1"]
-    assert node.leases() == ["192.168.111.1"]
-    node.ended("macvlan", network(), netns=pod)
-
-
 def test_an_add_after_the_first_ones_link_was_lost_succeeds(node: Node, pod: Pod) -> None:
     first = add(node, pod, network())
     pod.view.delete("net1")
@@ -498,27 +456,3 @@ def test_gc_touches_no_other_network(node: Node, pod: Pod) -> None:
     add(node, pod, network(name="other"))
     node.cni("macvlan", "GC", network() | valid()).succeeded()
     assert (node.leases(), pod.view.names()) == (["192.168.111.1"], ["net1"])
-
-
-def test_gc_with_a_malformed_list_collects_nothing(node: Node, pod: Pod) -> None:
-    add(node, pod, network())
-    entries: list[Any] = [{"containerID": "c1"}, {"ifname": "net1"}, "c1", {"containerID": 1, "ifname": "net1"}]
-    for malformed in ({}, "c1", 1, *([entry] for entry in entries)):
-        config = network() | {"cni.dev/valid-attachments": malformed}
-        node.cni("macvlan", "GC", config).refused(7, "cni.dev/valid-attachments")
-        assert (node.leases(), pod.view.names()) == (["192.168.111.1"], ["net1"])
-
-
-def test_broadcast_queue_length_is_passed_to_the_kernel(node: Node, pod: Pod) -> None:
-    add(node, pod, network(bcqueuelen=77))
-    assert macvlan_attribute(pod.view, "net1", 7) == 77  # IFLA_MACVLAN_BC_QUEUE_LEN
-
-
-def macvlan_attribute(view: View, name: str, kind: int) -> int:
-    """A 32-bit attribute of a macvlan that pyroute2 has no name for."""
-    with view.rtnl() as ipr:
-        (message,) = ipr.get_links(ifname=name)
-        for _, value in message.get("linkinfo").get("data")["attrs"]:
-            if getattr(value, "offset", None) is not None and value["header"]["type"] == kind:
-                return int.from_bytes(value.data[value.offset + 4 : value.offset + 8], sys.byteorder)
-    raise KeyError(kind)

@@ -9,11 +9,11 @@ import pytest
 
 from cni.shared.records import _sealed, _unsealed
 from tests.blackbox.test_host_device import PCI, bus
+from tests.blackbox.test_sandbox_gone import descriptor
 from tests.each import each_and
 from tests.faults.inject import STOP, Command, Injector, begin, finished, unavailable
 from tests.node import STATE, Node, Pod
 from tests.tools import needs_ip
-from tests.view import View
 
 pytestmark = [needs_ip, pytest.mark.forked]
 
@@ -94,18 +94,13 @@ def test_an_address_stays_reserved_while_its_link_lives_without_a_path(node: Nod
         node.run(["ip", "link", "set", "upper0", "netns", "pod1", "up"]).check_returncode()
     config = network(master="upper0", linkInContainer=bool(in_sandbox))
     node.cni("macvlan", "ADD", config, netns=pod).succeeded()
-    with pod.view.entered():
-        held = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
-    try:
-        inside = View(f"/proc/{os.getpid()}/fd/{held}")
+    with descriptor(node, pod) as inside:
         node.delete_pod(pod)
         reply = node.cni("macvlan", "DEL", config, netns=pod.path)
         if "net1" in inside.links():
             assert node.leases() == ["192.168.111.1"]
         else:
             reply.succeeded()
-    finally:
-        os.close(held)
 
 
 def test_an_address_is_freed_when_the_sandbox_ended_with_master_and_link(node: Node, pod: Pod) -> None:
@@ -373,12 +368,6 @@ def test_the_administrator_lets_networks_take_a_device_that_carries_the_nodes_tr
             node.cni(plugin, verb, taking(plugin), netns=pod).succeeded()
 
 
-def test_a_device_with_a_routers_route_says_how_to_do_without_it(node: Node, pod: Pod) -> None:
-    play(node, CARRIED["by a router advertisement"])
-    reply = node.cni("host-device", "ADD", network("host-device"), netns=pod)
-    reply.refused(7, "set accept_ra 0 on ens2f0", "::/0 via")
-
-
 def test_passthru_on_a_macvlan_of_the_default_routes_link_is_refused_too(node: Node, pod: Pod) -> None:
     stacked(node, "macvtap")
     ip(node, "route", "add", "default", "dev", "ens2f0")
@@ -599,17 +588,6 @@ def test_a_sandboxs_end_is_known_wherever_runtimes_mount_its_namespace(node: Nod
     reply.refused(7, "not0", "host's end of a veth of a sandbox")
 
 
-def test_the_policy_lets_networks_take_another_sandboxs_end(node: Node, pod: Pod) -> None:
-    node.pod("pod2")
-    ip(node, "link", "add", "not0", "type", "veth", "peer", "name", "eth0", "netns", "pod2")
-    config = network("host-device", device="not0")
-    allow(node, uplinks=["not*"])
-    node.cni("host-device", "ADD", config, netns=pod).succeeded()
-    allow(node, uplinks=[])
-    node.cni("host-device", "DEL", config, netns=pod).succeeded()  # no policy stops a DEL
-    assert "not0" in node.host.names()
-
-
 OF_NETWORKS = (
     "not0 type veth peer name not1",
     "not0 type dummy",
@@ -627,13 +605,6 @@ def test_a_bond_a_vlan_and_what_stands_for_a_NIC_need_no_policy(node: Node, pod:
     reply.succeeded()
     node.cni("host-device", "DEL", network("host-device", device="not0"), netns=pod).succeeded()
     assert node.host.link("not0").index
-
-
-@pytest.mark.parametrize("words", [("bridge",), ("veth", "peer", "name", "not1")], ids=lambda words: words[0])
-def test_mode_bridge_takes_no_link_away_and_needs_no_policy(node: Node, pod: Pod, words: tuple[str, ...]) -> None:
-    ip(node, "link", "add", "not0", "type", *words)
-    node.cni("macvlan", "ADD", network(master="not0"), netns=pod).succeeded()
-    node.cni("macvlan", "DEL", network(master="not0"), netns=pod).succeeded()
 
 
 @pytest.mark.parametrize("mode", ["bridge", "private", "vepa"])

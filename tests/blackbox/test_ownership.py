@@ -1,15 +1,12 @@
 """Whose link, device or address it is: what a call removes, and what it leaves alone."""
 
 import os
-import time
 from typing import Any
 
 import pytest
 
-from cni.shared.records import Records
-from cni.shared.spec.request import Attachment
 from tests.faults.inject import begin
-from tests.node import GO_PLUGINS, STATE, Node, Pod, until
+from tests.node import GO_PLUGINS, Node, Pod, until
 
 L2 = {"cniVersion": "1.0.0", "name": "rdma", "type": "macvlan", "master": "ens2f0"}
 pytestmark = pytest.mark.forked
@@ -105,17 +102,6 @@ def test_an_add_that_the_kernel_refuses_spares_the_link_in_its_way(node: Node, p
     assert node.leftovers() == before
     node.cni("macvlan", "DEL", {**L2, **second}, **other).succeeded()
     assert node.leftovers() == before
-
-
-def test_gc_collects_what_was_attached_before_the_clock_was_set_back(node: Node, pod: Pod) -> None:
-    config = {**L2, "cniVersion": "1.1.0", "ipam": {"type": "whereabouts", "range": "10.2.0.0/24"}}
-    node.cni("macvlan", "ADD", config, netns=pod).succeeded()
-    records, attachment = Records(str(node.path(STATE))), Attachment("rdma", "c1", "net1")
-    for part, member in (("link", "created"), ("ipam", "sequence")):
-        record = records.read(attachment, part) or {}
-        records.write(attachment, part, {**record, member: time.time_ns() + 3600 * 10**9})
-    node.cni("macvlan", "GC", {**config, "cni.dev/valid-attachments": []}).succeeded()
-    assert node.leftovers() == []
 
 
 # Another's IPAM plugin. The DEL of c0 does not end before the test says so.

@@ -3,21 +3,19 @@
 Everything that podman keeps lies in the node's own tmpfs; the image is one static busybox.
 """
 
-import io
 import json
 import shutil
 import subprocess
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests import callers
-from tests.containerd import calls
+from tests.containerd import calls, image
+from tests.containerd.image import BUSYBOX
 from tests.node import GO_PLUGINS, ROOT, Node
 
-BUSYBOX = Path("/bin/busybox")
 APPLETS = ("sh", "ip", "ping", "sleep")
 RUN = ("--cgroups=disabled", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024", "--network=rdma-net-ipam")
 CONTAINERS_CONF = """
@@ -89,14 +87,8 @@ class Podman:
         (self.networks / CONFLIST.name).write_text(json.dumps(conflist))
 
     def import_busybox(self) -> None:
-        archive = io.BytesIO()
-        with tarfile.open(fileobj=archive, mode="w") as tar:
-            tar.add(BUSYBOX.resolve(), "bin/busybox")
-            for applet in APPLETS:
-                link = tarfile.TarInfo(f"bin/{applet}")
-                link.type, link.linkname = tarfile.SYMTYPE, "busybox"
-                tar.addfile(link)
-        self("import", "-", "busybox", stdin=archive.getvalue())
+        links = [(f"bin/{applet}", "busybox") for applet in APPLETS]
+        self("import", "-", "busybox", stdin=image.tar([("bin/busybox", BUSYBOX.read_bytes()), *links]))
 
     def start(self, name: str) -> None:
         self("run", "--detach", "--name", name, *RUN, "busybox", "/bin/sleep", "100")

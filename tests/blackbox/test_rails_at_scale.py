@@ -3,16 +3,15 @@
 import json
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from tests import etcd, fabric
-from tests.blackbox.test_etcd import Etcd
-from tests.blackbox.test_kubernetes import DIRECTORY, KUBECONFIG, Server
+from tests import fabric
 from tests.fabric import Fabric
+from tests.faults import backing
 from tests.faults.inject import begin
 from tests.node import Node, Pod
 
@@ -21,27 +20,6 @@ KILLED = 0.3  # of the calls
 SEED = 7
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
-
-
-def _file(node: Node) -> tuple[dict[str, Any], Callable[[], list[str]]]:
-    return {"datastore": "file"}, node.leases
-
-
-def _etcd(node: Node) -> tuple[dict[str, Any], Callable[[], list[str]]]:
-    if etcd.unusable():
-        pytest.skip(etcd.unusable())
-    member = Etcd(node)
-    return {"datastore": "etcd", "etcd_host": "127.0.0.1:2379"}, lambda: list(member.leases())
-
-
-def _kubernetes(node: Node) -> tuple[dict[str, Any], Callable[[], list[str]]]:
-    node.write(f"{DIRECTORY}/whereabouts.kubeconfig", KUBECONFIG)
-    server = Server(node)
-    found = {"datastore": "kubernetes", "kubernetes": {"kubeconfig": f"{DIRECTORY}/whereabouts.kubeconfig"}}
-    return found, lambda: [*server.allocations(), *server.reservations()]
-
-
-STORES = {"file": _file, "etcd": _etcd, "kubernetes": _kubernetes}
 
 
 class Runtime:
@@ -80,10 +58,19 @@ class Runtime:
             self.call("DEL", pod, rail, chance)
 
 
-@pytest.fixture(params=STORES)
-def site(request: pytest.FixtureRequest, node: Node) -> Iterator[tuple[Fabric, Callable[[], list[str]]]]:
-    ipam, held = STORES[request.param](node)
-    yield Fabric(node, RAILS, **ipam), held
+@pytest.fixture(params=("file", "etcd", "kubernetes"))
+def site(request: pytest.FixtureRequest, node: Node) -> Iterator[tuple[Fabric, Callable[[], Sequence[object]]]]:
+    """The rails, and what tells their leases."""
+    if why := backing.unavailable(request.param):
+        pytest.skip(why)
+    store = backing.BACKINGS[request.param](node, "rails")
+
+    def held() -> Sequence[object]:
+        found = store.read()
+        return node.leases() if found is None else [*found.leases, *found.late]
+
+    yield Fabric(node, RAILS, **store.config()), held
+    store.close()
 
 
 def test_pods_have_one_index_on_all_rails_whatever_is_killed_and_no_rail_answers_for_another(site: Any) -> None:

@@ -428,7 +428,8 @@ needs_sbr = pytest.mark.skipif(not (GO_PLUGINS / "sbr").exists(), reason="needs 
 SBR = {"cniVersion": "1.0.0", "name": "rdma", "type": "sbr"}
 
 
-def attached_with_sbr(node: Node, pod: Pod) -> dict[str, Any]:
+@needs_sbr
+def test_a_chain_can_be_ended_once_a_namespace_with_such_a_link_is_at_the_old_path(node: Node, pod: Pod) -> None:
     """macvlan and Go's sbr behind it, of which the DEL comes first and fails when the path of the namespace is gone."""
     config = network("macvlan")
     result = node.cni("macvlan", "ADD", config, netns=pod).succeeded()
@@ -436,19 +437,6 @@ def attached_with_sbr(node: Node, pod: Pod) -> dict[str, Any]:
     node.delete_pod(pod)
     for _ in range(2):
         assert node.cni(GO_PLUGINS / "sbr", "DEL", SBR, netns=pod.path).status == 1
-    return config
-
-
-@needs_sbr
-def test_gc_frees_what_the_delete_of_a_chain_never_reaches(node: Node, pod: Pod) -> None:
-    config = attached_with_sbr(node, pod)
-    node.cni("macvlan", "GC", config | {"cni.dev/valid-attachments": []}).succeeded()
-    assert (node.leases(), node.files()) == ([], [])
-
-
-@needs_sbr
-def test_a_chain_can_be_ended_once_a_namespace_with_such_a_link_is_at_the_old_path(node: Node, pod: Pod) -> None:
-    config = attached_with_sbr(node, pod)
     node.path(pod.path).unlink()  # an ordinary file, which sbr has made there
     node.run(["ip", "netns", "add", pod.name]).check_returncode()
     node.run(["ip", "-n", pod.name, "link", "add", "net1", "type", "bridge"]).check_returncode()

@@ -52,14 +52,6 @@ def test_a_key_that_is_a_slip_of_the_pen_is_told_in_the_log(node: Node, more: di
     node.ended("macvlan", config, netns=pod)
 
 
-def test_a_master_that_is_down_is_told_in_the_log(node: Node) -> None:
-    node.master()
-    node.host.set("ens2f0", state="down")
-    reply = node.cni("macvlan", "ADD", network(), netns=node.pod())
-    reply.succeeded()
-    assert 'master "ens2f0" is down: ip link set ens2f0 up' in reply.stderr
-
-
 @pytest.mark.parametrize("rail", [None, RAIL])
 def test_no_store_is_told_in_one_line_once(node: Node, rail: dict[str, Any] | None) -> None:
     node.master()

@@ -3,8 +3,8 @@
 import json
 import os
 import random
-import select
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -200,24 +200,14 @@ def test_a_del_waits_for_an_add_of_the_other(node: Node, versions: tuple[Path, P
         delete = network.start(other, "DEL", pod)
         begin(delete)
         try:
-            with pytest.raises(TimeoutError):
-                wait(delete.process.pid, 0.5)
+            with pytest.raises(subprocess.TimeoutExpired):
+                delete.process.wait(0.5)
         finally:
             end(pid, signal.SIGCONT)
         add._stdin = delete._stdin = None  # type: ignore[assignment]
         add.finish()
         delete.finish().succeeded()
     assert node.leftovers(settle=2) == []
-
-
-def wait(pid: int, seconds: float) -> None:
-    """Wait until a process has ended; TimeoutError when it has not."""
-    fd = os.pidfd_open(pid)
-    try:
-        if not select.select([fd], [], [], seconds)[0]:
-            raise TimeoutError
-    finally:
-        os.close(fd)
 
 
 def test_what_a_version_to_come_has_recorded_is_refused_and_left_for_it(network: Network, executables: Path) -> None:

@@ -17,7 +17,7 @@ _MEDIA = "application/vnd.oci.image"
 
 def write(target: Path) -> None:
     """Write the image as an OCI archive (the OCI Image Layout Specification)."""
-    layer = _tar([("bin/busybox", BUSYBOX.read_bytes()), *((f"bin/{name}", "/bin/busybox") for name in _COMMANDS)])
+    layer = tar([("bin/busybox", BUSYBOX.read_bytes()), *((f"bin/{name}", "/bin/busybox") for name in _COMMANDS)])
     config = {
         "architecture": "amd64",
         "os": "linux",
@@ -39,7 +39,7 @@ def write(target: Path) -> None:
         "oci-layout": json.dumps({"imageLayoutVersion": "1.0.0"}).encode(),
         "index.json": json.dumps({"schemaVersion": 2, "manifests": [named]}).encode(),
     }
-    target.write_bytes(_tar([*files.items(), *blobs.items()]))
+    target.write_bytes(tar([*files.items(), *blobs.items()]))
 
 
 def _descriptor(kind: str, data: bytes) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def _digest(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
-def _tar(members: list[tuple[str, bytes | str]]) -> bytes:
+def tar(members: list[tuple[str, bytes | str]]) -> bytes:
     """Files with their contents; of a str: a symbolic link."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as archive:

@@ -170,32 +170,15 @@ def survived(world: World, events: Sequence[Event]) -> str:
     return f"at kubelet: {report(counted)}\nat the API server: {report(shown)}"
 
 
+@pytest.mark.parametrize("drawn", [0, pytest.param(50, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
 def test_restarts_and_kills_of_kubelet_and_plugins_take_no_device_from_a_container(
-    world: World, capsys: pytest.CaptureFixture[str]
+    world: World, drawn: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = survived(world, list(dict.fromkeys((*OF_KUBELET, *OF_PLUGINS))))
-    with capsys.disabled():
-        print(f"\n{text}")
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-def test_fifty_of_each_take_no_device_from_a_container(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each of them once, and as many `drawn` of kubelet and of the plugins."""
     seed = random.randrange(1 << 32)
     dice = random.Random(seed)
-    events = [dice.choice(kind) for kind in (OF_KUBELET, OF_PLUGINS) for _ in range(50)]
+    events = [dice.choice(kind) for kind in (OF_KUBELET, OF_PLUGINS) for _ in range(drawn)]
     dice.shuffle(events)
-    text = survived(world, events)
+    text = survived(world, list(dict.fromkeys((*OF_KUBELET, *OF_PLUGINS))) + events)
     with capsys.disabled():
         print(f"\nseed {seed}\n{text}")
-
-
-def test_a_pod_that_asks_for_more_than_there_is_is_refused_with_the_reason(world: World) -> None:
-    world.pod("holder", shared=3)
-    world.kubelet.runs("holder")
-    world.pod("greedy", shared=2)
-    is_over: Callable[[], bool] = lambda: world.cluster.state("greedy").phase == "Failed"  # noqa: E731
-    assert world.kubelet.becomes(is_over), world.cluster.state("greedy")
-    state = world.cluster.state("greedy")
-    assert f"unavailable for {SHARED}. Requested: 2, Available: 1" in state.message
-    world.end("holder", "greedy")

@@ -15,9 +15,7 @@ from cni.cli.warm import described
 from tests import warm
 from tests.callers import CONTAINERD, THIN_MULTUS, Caller
 from tests.containerd import calls
-from tests.containerd import cluster as clusters
 from tests.containerd import runtime as runtimes
-from tests.containerd.cluster import Cluster
 from tests.containerd.runtime import MULTUS, PODS, RAILS, Pod, Runtime, conflist, multus
 from tests.device_plugin.scene import SHARED, Scene
 from tests.node import Node
@@ -57,14 +55,6 @@ def whole_mtu_crosses(
     assert " 0% packet loss" in runtime.run_in(container, "ping", "-c", "2", "-s", "8972", "-I", link, addresses[1])
 
 
-def test_two_pods_reach_each_other_with_the_whole_mtu_and_nothing_is_left(runtime: Runtime) -> None:
-    pods = two_pods(runtime)
-    whole_mtu_crosses(runtime, runtime.container(pods[0]))
-    for pod in pods:
-        runtime.end_pod(pod.id)
-    assert runtime.remains() == []
-
-
 def test_a_container_has_the_device_nodes_that_Allocate_has_answered_and_another_has_none(runtime: Runtime) -> None:
     """The nodes are null and zero by the names of a verbs device: this kernel need have none."""
     with Scene() as scene:
@@ -85,7 +75,7 @@ def test_a_container_has_the_device_nodes_that_Allocate_has_answered_and_another
     assert runtime.remains() == []
 
 
-def test_pods_live_on_while_containerd_is_killed_and_are_removed_twice_by_the_next(runtime: Runtime) -> None:
+def test_pods_with_the_whole_mtu_live_on_while_containerd_is_killed_and_are_removed_twice(runtime: Runtime) -> None:
     pods = two_pods(runtime)
     container = runtime.container(pods[0])
     runtime.kill_containerd()
@@ -178,55 +168,3 @@ def test_the_variables_arguments_and_order_of_real_calls_are_those_of_the_table(
             found = calls.recorded(node)
         of_first = dataclasses.replace(caller, ifname="eth0")
         assert calls.differing(found, of_first, pod="one", uid=pod.config.metadata.uid) == []
-
-
-@by_multus
-def test_two_pods_reach_each_other_by_multus_and_nothing_is_left() -> None:
-    with Node(is_warm=False) as node:
-        node.master("ens2f0", mtu=9000)
-        with Runtime(node, multus(conflist()), more={"multus": Path(MULTUS)}) as runtime:
-            pods = two_pods(runtime)
-            whole_mtu_crosses(runtime, runtime.container(pods[0]))
-            for pod in pods:
-                runtime.end_pod(pod.id)
-            assert runtime.remains() == []
-
-
-@by_multus
-@pytest.mark.skipif(not clusters.KUBECONFIG, reason="RAILCNI_TEST_KUBECONFIG is to name an administrator's kubeconfig")
-def test_net1_of_a_NetworkAttachmentDefinition_with_a_resource_of_the_device_plugin_joins_two_pods_by_multus() -> None:
-    """Multus asks the API server for the pod and its NAD, and kubelet for the device of the NAD's resource. One pod's
-    object is deleted before its sandbox is."""
-    with Node(is_warm=False) as node, Scene() as scene:
-        for name in ("ens2f0", "ens3f0"):
-            node.master(name, mtu=9000)
-        node.remember()
-        with Cluster(node) as cluster:
-            network = multus(conflist(), kubeconfig=cluster.kubeconfig)
-            with Runtime(node, network, more={"multus": Path(MULTUS)}) as runtime:
-                cluster.network(conflist("ens3f0", "192.168.222.0/24", "rdma-net"), SHARED)
-                pods = [cluster.pod(name, "rdma-net") for name in ("one", "two")]
-                scene.machine.nic(0)
-                scene.configure({"configList": [scene.share("ens0f0")]})
-                scene.kubelet.pods = node.path("/var/lib/kubelet/pod-resources/kubelet.sock")
-                scene.kubelet.start()
-                scene.start_plugin()
-                assert scene.kubelet.until(lambda: scene.kubelet.allocatable(SHARED)), scene.lines
-                given = [scene.kubelet.allocate(f"{cluster.namespace}/{n}/main", SHARED) for n in ("one", "two")]
-                for pod in pods:
-                    runtime.run_pod(pod)
-                assert node.leases() == ADDRESSES + RAIL
-                assert [cluster.status(pod) for pod in pods] == [
-                    {"eth0": [ADDRESSES[n]], "net1": [RAIL[n]]} for n in (0, 1)
-                ]
-                for pod, name in zip(pods, ("one", "two"), strict=True):
-                    (device,) = scene.kubelet.pod_devices[f"{cluster.namespace}/{name}/main"][SHARED]
-                    assert f'"deviceID":"{device}"' in node.path(f"/var/lib/cni/multus/{pod.id}").read_text()
-                container = runtime.container(pods[0], given[0])
-                assert runtime.run_in(container, "ls", "/dev/infiniband").split() == ["rdma_cm", "uverbs0"]
-                whole_mtu_crosses(runtime, container)
-                whole_mtu_crosses(runtime, container, "net1", RAIL)
-                cluster.delete("two")
-                for pod in pods:
-                    runtime.end_pod(pod.id)
-                assert runtime.remains() == []

@@ -37,13 +37,6 @@ def run(cluster: Cluster, kubelet: Kubelet, names: Sequence[str]) -> None:
     assert kubelet.becomes(run), ([cluster.state(name) for name in names], kubelet.log())
 
 
-def end(cluster: Cluster, kubelet: Kubelet, names: Sequence[str]) -> None:
-    """Delete the pods, and wait until kubelet has ended them."""
-    for name in names:
-        cluster.delete(name, grace_period=None)
-    assert kubelet.becomes(lambda: not any(cluster.state(name) for name in names)), kubelet.log()
-
-
 @contextmanager
 def node() -> Iterator[Node]:
     with Node(is_warm=True) as made:
@@ -63,7 +56,7 @@ def test_the_calls_of_kubelet_are_those_of_the_table() -> None:
                 os.kill(runtime.pid_of(sandbox), signal.SIGKILL)
                 assert kubelet.becomes(lambda: len(calls.recorded(host)) == 3), kubelet.log()
                 run(cluster, kubelet, ["one"])
-                end(cluster, kubelet, ["one"])
+                kubelet.delete("one")
                 assert kubelet.becomes(lambda: not runtime.remains()), runtime.remains()
             found = calls.recorded(host)
     uid, namespace = pod.config.metadata.uid, pod.config.metadata.namespace
@@ -87,7 +80,7 @@ def test_the_calls_of_thick_multus_are_those_of_the_table_and_nine_of_ten_are_wa
             known = warm.sockets(host)
             pod = cluster.pod("one", "recorded")
             run(cluster, kubelet, ["one"])
-            end(cluster, kubelet, ["one"])
+            kubelet.delete("one")
             uid, namespace = pod.config.metadata.uid, pod.config.metadata.namespace
             assert calls.differing(calls.recorded(host), THICK_MULTUS, pod="one", uid=uid, namespace=namespace) == []
             warm.wait(host, besides=known)
@@ -98,7 +91,7 @@ def test_the_calls_of_thick_multus_are_those_of_the_table_and_nine_of_ten_are_wa
                     cluster.pod(name, *(one["name"] for one in RAILS[1:]))
                 run(cluster, kubelet, some)
             assert len(host.leases()) == PODS * len(RAILS)
-            end(cluster, kubelet, names)
+            kubelet.delete(*names)
             served, cold = warm.served(host) - before, warm.cold(host)[former:]
     with capsys.disabled():
         print(f"\nthick Multus: {served} of {served + len(cold)} calls warm; cold calls: {described(cold)}")

@@ -171,13 +171,6 @@ def test_gids_that_come_after_the_state_of_their_port_count() -> None:
         assert is_whole(scene, (64 - 2) // 4)
 
 
-def test_a_device_node_that_vanishes_makes_its_nic_unhealthy_until_it_is_back(scene: Scene) -> None:
-    (scene.folder / "dev/infiniband/uverbs1").unlink()
-    assert is_whole(scene, 50)
-    scene.machine.node("infiniband/uverbs1")
-    assert is_whole(scene, 100)
-
-
 def test_a_changed_configuration_is_used_without_a_restart(scene: Scene) -> None:
     vf = {"resourceName": "vf", "selectors": {"pfNames": ["ens0f0"], "isRdma": True}}
     scene.configure({"configList": [{**PLAIN["configList"][0], "rdmaHcaMax": 30}], "resourceList": [vf]})

@@ -94,19 +94,17 @@ def drawn(seed: int, each: int) -> list[Callable[[Scene], None]]:
     return events
 
 
-def test_kubelet_and_plugin_are_killed_and_restarted() -> None:
-    with Scene() as scene:
-        of_kubelet = [kubelet_is_killed, kubelet_restarts_twice]
-        restarts(scene, [both_are_killed, *of_kubelet, plugin_is_killed_while_kubelet_is_away, plugin_restarts])
+LONG = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 
-@pytest.mark.long
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("by_path", [True, False], ids=["kubelet", "older kubelet"])
-def test_kubelet_and_plugin_are_killed_and_restarted_fifty_times_each(by_path: bool) -> None:
+@pytest.mark.parametrize(("by_path", "each"), [
+    (True, 0), pytest.param(True, 50, marks=LONG), pytest.param(False, 50, marks=LONG),
+], ids=["kubelet", "kubelet fifty times", "older kubelet fifty times"])  # fmt: skip
+def test_kubelet_and_plugin_are_killed_and_restarted(by_path: bool, each: int) -> None:
     seed = random.randrange(1 << 32)
+    events = [both_are_killed, kubelet_is_killed, kubelet_restarts_twice, plugin_is_killed_while_kubelet_is_away]
     with Scene(by_path) as scene:
-        took = restarts(scene, drawn(seed, 50))
+        took = restarts(scene, [*events, plugin_restarts, *drawn(seed, each)])
     print(f"seed {seed}: {report(took)}")
 
 
@@ -148,13 +146,8 @@ def bench(nics: int = 8, each: int = 1000) -> str:
         for number in range(nics):
             scene.machine.nic(number)
         names = [f"hca_{n}" for n in range(nics)]
-        scene.configure(
-            {
-                "configList": [
-                    scene.share(f"ens{n}f0", most=each, name=name, gidsPerDevice=0) for n, name in enumerate(names)
-                ]
-            }
-        )
+        shared = [scene.share(f"ens{n}f0", most=each, name=name, gidsPerDevice=0) for n, name in enumerate(names)]
+        scene.configure({"configList": shared})
 
         def whole() -> bool:
             return all(scene.kubelet.allocatable(f"rdma/{name}") == each for name in names)

@@ -11,7 +11,6 @@ from typing import Any
 import grpc
 import yaml
 from lightkube.core.exceptions import ApiError
-from lightkube.resources.core_v1 import Namespace
 from lightkube.resources.resource_v1 import DeviceClass, ResourceClaim, ResourceClaimTemplate, ResourceSlice
 
 from cni.resources.kubelet import dra_v1_pb2 as api
@@ -186,8 +185,6 @@ def running() -> Iterator[World]:
             nic, *more = yaml.safe_load_all(made.stdout)
             selectors = [{"cel": {"expression": f'device.driver == "{GPU}"'}}]
             gpu = {"metadata": {"name": f"gpu-{cluster.namespace}"}, "spec": {"selectors": selectors}}
-            label = {"metadata": {"labels": {"resource.kubernetes.io/admin-access": "true"}}}
-            cluster.client.patch(Namespace, cluster.namespace, label)
             nics = [label_of(f"{resource}-{address}") for address in addresses[:2]]
             nics += [label_of(f"{resource}-rail-{address}") for address in addresses[2:]]
             classes = {"nic": nic["metadata"]["name"], "gpu": gpu["metadata"]["name"]}

@@ -222,17 +222,6 @@ def test_a_device_that_is_not_offered_any_more_keeps_its_claim_and_is_told(scene
     assert scene.dra.prepare(held) == first
 
 
-def test_a_restarted_kubelet_finds_the_driver_its_slices_and_its_claims(scene: DraScene) -> None:
-    held = claim(scene, result(SHARED))
-    first = scene.dra.prepare(held)
-    before = len(scene.dra.registered)
-    scene.dra.restart()
-    assert scene.dra.until(lambda: len(scene.dra.registered) > before)
-    assert scene.until(lambda: SHARED in scene.published())
-    assert held[0] in scene.dra.claims
-    assert scene.dra.prepare(held) == first
-
-
 def test_slices_are_published_after_kubelet_has_registered_the_driver(scene: DraScene) -> None:
     scene.end_plugin()
     scene.wipe()

@@ -100,16 +100,11 @@ def scene() -> Iterator[DraScene]:
         yield scene
 
 
-def test_a_node_is_right_again_within_5_s_of_a_restart_of_driver_and_kubelet(scene: DraScene) -> None:
-    restarts(scene, random.Random(1), 4)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1800)
-def test_a_node_is_right_again_within_5_s_of_each_of_a_hundred_restarts(
-    scene: DraScene, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("count", [4, pytest.param(100, marks=[pytest.mark.long, pytest.mark.timeout(1800)])])
+def test_a_node_is_right_again_within_5_s_of_each_restart_of_driver_and_kubelet(
+    scene: DraScene, count: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = report(restarts(scene, random.Random(seed := random.randrange(1 << 32)), 100))
+    text = report(restarts(scene, random.Random(seed := random.randrange(1 << 32)), count))
     with capsys.disabled():
         print(f"\nseed {seed}: {text}")
 

@@ -38,7 +38,8 @@ def test_a_whole_request_is_read_and_no_version_is_the_oldest() -> None:
     ("GC", {"CNI_PATH"}), ("STATUS", {"CNI_PATH"}),
 ])  # fmt: skip
 def test_each_verb_needs_its_own_variables(verb: str, needed: set[str]) -> None:
-    assert {name for name in WHOLE if name in refusal({"CNI_COMMAND": verb}).msg} == needed
+    fault = refusal({"CNI_COMMAND": verb})
+    assert (fault.code, {name for name in WHOLE if name in fault.msg}) == (4, needed)
 
 
 def test_a_malformed_identity_is_told_before_missing_variables_and_these_before_stdin() -> None:
