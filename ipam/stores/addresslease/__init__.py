@@ -165,7 +165,9 @@ class AddressLeaseStore(ObjectStore):
 
         with self.session():
             now = time.time()
-            found = self._once(("cooling",), lambda: self._readable_ones(objects.COOLING, self._recent))
+            # an object whose name has no address must hinder no claim, since any node can make one
+            cooled = {objects.STATE: objects.COOLING}
+            found = self._once(("cooling",), lambda: self._objects.readable(cooled, self._recent))
             return {entry.lease.value for entry in found if entry.cools(now) and concerns(entry.lease)}
 
     def holder(self, want: Want) -> Lease | None:
@@ -215,10 +217,6 @@ class AddressLeaseStore(ObjectStore):
     def _chosen(self, labels: dict[str, str]) -> list[Entry]:
         """The objects with all of `labels`, read once in a session."""
         return self._once(("chosen", *labels.items()), lambda: self._objects.chosen(labels, self._recent))
-
-    def _readable_ones(self, state: str, recent: bool) -> list[Entry]:
-        """The objects in a state without a lease. One whose name has no address hinders no claim: any node can make it."""
-        return list(self._objects.each({objects.STATE: state}, recent, []))
 
     def _once(self, key: tuple[Any, ...], read: Callable[[], T]) -> T:
         """The result of `read()`, which is called once in a session for each `key`."""
@@ -367,10 +365,10 @@ class AddressLeaseStore(ObjectStore):
         """
         now = time.time_ns()
         try:
-            found = self._readable_ones(objects.FORMER, recent=True)
+            found = self._objects.readable({objects.STATE: objects.FORMER}, recent=True)
             memories = sorted((e for e in found if e.former), key=lambda e: -e.lease.sequence)
             ended = memories[FORMER:] + [e for e in found if not e.former]
-            cooled = self._readable_ones(objects.COOLING, recent=True)
+            cooled = self._objects.readable({objects.STATE: objects.COOLING}, recent=True)
             ended += [e for e in cooled if not e.cools(now / 1e9)]
             for entry in [e for e in ended if not objects.is_recent(e.lease.sequence, now)][:_FORGOTTEN]:
                 try:
