@@ -109,7 +109,9 @@ def test_a_change_is_repeated_when_the_server_has_refused_it_and_asks_to_retry_l
     monkeypatch.setattr(apiserver, "_RETRY_AFTER_LIMIT", 0.1)
     answers = [(503, Refusal(503, "ServiceUnavailable", "overloaded", retryAfterSeconds=1).document)]
     server.faults = lambda *_: answers.pop() if answers else None
-    made = cluster(tmp_path, server).api.create("ippools", {"metadata": {"name": "a"}, "spec": {"range": "10.0.0.0/24", "allocations": {}}})
+    made = cluster(tmp_path, server).api.create(
+        "ippools", {"metadata": {"name": "a"}, "spec": {"range": "10.0.0.0/24", "allocations": {}}}
+    )
     assert made["metadata"]["name"] == "a" and len(server.seen) == 2
 
 
