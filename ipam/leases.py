@@ -72,6 +72,11 @@ def returns(pod: tuple[str, str, str]) -> bool:
     return bool(stem) and ordinal.isascii() and ordinal.isdigit()
 
 
+def interface_of(pod: tuple[str, str, str], ifname: str) -> str:
+    """The name of a pod's interface in notes on freed addresses, NAMESPACE/NAME/IFNAME; "" for a pod without a name."""
+    return f"{pod[0]}/{pod[1]}/{ifname}" if pod[1] else ""
+
+
 class Owner:
     """The owner of a claim: attachment, pod (namespace, name, uid; "" for an unknown part), node, boot and CNI_NETNS.
 
