@@ -15,7 +15,7 @@ restored from these parts. An IPAM part has the members of every record and thes
     scope      the reservation scope of all addresses, null for none
     pools, addresses   lists of the same length: the pool and the text of each address. While a claim is under way, they
                also have the leases that it gives up, if the store makes it in several steps
-    scopes     the scope of each address, as in `scope`; absent if all are the same
+    scopes     the scope of each address, as in `scope`; absent if all are the same. Missing ones at the end are `scope`
     machine    the node's machine ID (cni.shared.kernel.node.machine_id); absent if there is none
     cooldown   the seconds for which the freed addresses are given to no other pod; absent for 0
     pending    true when a DEL could not release the addresses
@@ -70,6 +70,11 @@ def returns(pod: tuple[str, str, str]) -> bool:
     """Whether a later pod may get the name of `pod` (namespace, name, uid). A StatefulSet's names end in -NUMBER."""
     stem, _, ordinal = pod[1].rpartition("-")
     return bool(stem) and ordinal.isascii() and ordinal.isdigit()
+
+
+def interface_of(pod: tuple[str, str, str], ifname: str) -> str:
+    """The name of a pod's interface in notes on freed addresses, NAMESPACE/NAME/IFNAME; "" for a pod without a name."""
+    return f"{pod[0]}/{pod[1]}/{ifname}" if pod[1] else ""
 
 
 class Owner:
@@ -260,6 +265,7 @@ def recorded_leases(attachment: Attachment, record: dict[str, Any]) -> list[Leas
     owner = owner_from_json(record, attachment)
     try:
         scopes = record.get("scopes", [])
+        # ipam.upkeep._lease_shared appends addresses, which all have the record's `scope`, to the other two lists alone
         scopes = [*scopes, *[record["scope"]] * (len(record["pools"]) - len(scopes))]
         places = zip(record["pools"], record["addresses"], scopes, strict=True)
         found = [Lease(want_from_json({"scope": scope}, pool, text), owner) for pool, text, scope in places]

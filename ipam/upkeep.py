@@ -212,6 +212,7 @@ def _lease_shared(attachment: Attachment, store_ref: dict[str, Any] | None, reco
                 records.write(attachment, PART, {**record, **more})
                 answer = None if holder else store.claim([want], owner)
                 record |= {} if isinstance(answer, Taken) else more
+                record["sequence"] = owner.sequence  # which the store may have raised
                 if not isinstance(answer, Taken | Unknown):
                     record["shared"] = [place for place in record["shared"] if place != [pool, text]]
                 records.write(attachment, PART, record)

@@ -249,7 +249,9 @@ class Store:
         """Lease all `wants` to `owner` and free the leases `instead_of` in one step, or change nothing.
 
         The cooldown of freed addresses begins. `wants` are the addresses of one attachment, or of one index of a group
-        of rails: at most 48 (ipam.group.indexes.MOST_ADDRESSES).
+        of rails: at most 48 (ipam.group.indexes.MOST_ADDRESSES). With the answer Unknown, the store may have raised
+        `owner.sequence` to the sequence up to which it lets claims of the attachment fail: the next claim needs a
+        higher one.
         """
         raise NotImplementedError
 

@@ -17,7 +17,7 @@ from ipam.group.indexes import Group
 from ipam.leases import Lease, Want
 from ipam.ranges import Range, parse_address
 from ipam.rules import Need
-from ipam.stores import addresslease
+from ipam.stores import addresslease, apiserver
 from ipam.stores.addresslease import AddressLeaseStore, objects
 from ipam.stores.apiserver.resources import RIGHTS
 from ipam.stores.base import Claimed, Store, Taken, Unknown
@@ -465,6 +465,21 @@ def test_a_fence_of_a_clock_far_ahead_keeps_no_object(server: ApiServer, opened:
     server.note(ADDRESSES, "10.0.0.1", {objects.FENCE: "9" * 30})
     assert opened().release(leases) == 1
     assert "10.0.0.1" not in server.names(ADDRESSES)
+
+
+@pytest.mark.well("it scripts the answer to each request")
+def test_the_cooling_addresses_are_read_from_the_beginning_when_their_list_expires(
+    server: ApiServer, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened()
+    store.cooldown = 60
+    store.release(claimed(store, TEN + 1, TEN + 2))
+    monkeypatch.setattr(apiserver, "_PAGE", 1)
+    gone = 410, Refusal(410, "Expired", "the list is too old").document
+    server.seen.clear()
+    server.faults = lambda *_: gone if len(server.seen) == 2 else None
+    assert opened().cooling(POOL, "", 4, TEN, TEN + 255, owner("c2", 1)) == {TEN + 1, TEN + 2}
+    assert len(server.seen) == 4
 
 
 @pytest.mark.well("a sweep ends at a fault, and a later one goes on")

@@ -15,8 +15,9 @@ import pytest
 from cni.cluster.audit import cluster as clusters
 from cni.cluster.audit.cluster import Cluster, read_all
 from cni.shared.spec.errors import InvalidConfig, TryAgainLater
+from ipam.stores import apiserver
 from ipam.stores.apiserver import kubeconfig
-from ipam.stores.base import Unreachable
+from ipam.stores.base import OutcomeUnknown
 from tests.stores.cluster_api import ClusterServer
 from tests.stores.kubernetes_api import DROP_BEFORE, ApiServer, Refusal
 from tests.stores.test_kubeconfig import Start, pki, start, write  # noqa: F401
@@ -94,11 +95,24 @@ def test_a_read_is_repeated_while_the_server_is_busy_or_drops_it(tmp_path: Path,
         works(cluster(tmp_path, server, seconds=0.2))
 
 
-def test_a_change_is_not_repeated(tmp_path: Path, server: ApiServer) -> None:
-    server.faults = lambda method, resource, number: busy(500)
-    with pytest.raises(Unreachable, match="500"):
+@pytest.mark.parametrize("code", [500, 503])
+def test_a_change_is_not_repeated(tmp_path: Path, server: ApiServer, code: int) -> None:
+    server.faults = lambda method, resource, number: busy(code)
+    with pytest.raises(OutcomeUnknown, match=str(code)):
         cluster(tmp_path, server).api.create("ippools", {"metadata": {"name": "a"}, "spec": {}})
     assert len(server.seen) == 1
+
+
+def test_a_change_is_repeated_when_the_server_has_refused_it_and_asks_to_retry_later(
+    tmp_path: Path, server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apiserver, "_RETRY_AFTER_LIMIT", 0.1)
+    answers = [(503, Refusal(503, "ServiceUnavailable", "overloaded", retryAfterSeconds=1).document)]
+    server.faults = lambda *_: answers.pop() if answers else None
+    made = cluster(tmp_path, server).api.create(
+        "ippools", {"metadata": {"name": "a"}, "spec": {"range": "10.0.0.0/24", "allocations": {}}}
+    )
+    assert made["metadata"]["name"] == "a" and len(server.seen) == 2
 
 
 def test_a_list_whose_pages_expire_is_read_from_its_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,8 +39,8 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def claim(store: FileStore, *offsets: int, container: str = "c1", sequence: int = 1) -> list[Lease]:
-    answer = store.claim([want(TEN + offset) for offset in offsets], owner(container, sequence))
+def claim(store: FileStore, *offsets: int, container: str = "c1", sequence: int = 1, **more: Any) -> list[Lease]:
+    answer = store.claim([want(TEN + offset) for offset in offsets], owner(container, sequence, **more))
     assert isinstance(answer, Claimed), answer
     return answer.leases
 
@@ -442,6 +442,18 @@ def test_a_full_disk_is_said_changes_nothing_and_still_lets_leases_go(small_disk
     (small_disk / "ballast").unlink()
     claim(store, number, container="late")
     consistent(small_disk)
+
+
+def test_a_release_without_room_for_notes_frees_the_lease_alone(directory: Path) -> None:
+    store = FileStore(str(directory))
+    held = claim(store, 1, pod=("ns", "web-0", "u1"))
+    store.cooldown = 600
+    with store.session():
+        store._rows("PRAGMA max_page_count=1")  # no page more than there are
+        assert store.release(held) == 1
+    assert offsets(store) == []
+    assert sql(directory, "SELECT name FROM sqlite_master WHERE name IN ('former', 'cooling')") == []
+    consistent(directory)
 
 
 def test_a_read_that_the_disk_refuses_ends_a_release_with_its_reason(

@@ -144,6 +144,23 @@ def test_a_shared_address_is_leased_again_when_the_pod_with_the_lease_has_ended(
     assert records.all() == []
 
 
+@pytest.mark.well("it counts the attempts at a claim")
+@pytest.mark.parametrize("place", ["etcd"], indirect=True)
+def test_a_clock_that_was_set_back_delays_the_lease_of_a_shared_address_by_one_attempt(place: Place) -> None:
+    """A claim of this attachment had to fail, at a time that is now ahead."""
+    on_two = {"node": "node-2", **STATIC}
+    place.add("c1", "a", **STATIC)
+    place.add("c2", "b", **on_two)
+    ((attachment, _, record),) = place.records("node-2").all()
+    place.store(record["store"]).settle(attachment, record["sequence"] + 3600 * 10**9)
+    place.delete("c1", "a", **STATIC)
+    for _ in range(2):
+        place.flush(None, "node-2")
+    assert place.leased(record["store"]) == {"10.0.0.3": "c2", "10.0.0.2": "c2"}
+    place.delete("c2", "b", **on_two)
+    assert place.leased(record["store"]) == {}
+
+
 def test_a_damaged_list_of_shared_addresses_stops_no_flush(place: Place) -> None:
     place.add("c1", "a", **STATIC)
     ((attachment, _, record),) = place.records().all()

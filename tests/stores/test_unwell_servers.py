@@ -16,6 +16,8 @@ import pytest
 from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
 from ipam import acquire, upkeep
 from ipam.leases import Want
+from ipam.ranges import Range
+from ipam.rules import Need
 from ipam.stores import base, http
 from ipam.stores.addresslease import objects
 from ipam.stores.apiserver.resources import POOLS, RESERVATIONS, RIGHTS
@@ -24,6 +26,7 @@ from ipam.stores.etcd import EtcdStore, txn
 from ipam.stores.ippool import locks
 from tests.each import pairwise, quick
 from tests.stores import kubernetes_proxy
+from tests.stores.claims import AnyAddress
 from tests.stores.kinds import owner
 from tests.stores.kubernetes_api import DROP_AFTER, DROP_LATE, SPECS, Refusal
 from tests.stores.places import Place, made, mend, silent
@@ -131,6 +134,45 @@ def test_an_add_that_others_forestall_makes_one_request_a_second_after_five_seco
     assert clock.now > began + acquire.CONTENDED_SECONDS - 15
     for until in range(10, int(asked[-1]), 5):
         assert sum(5 < at <= until for at in asked) <= until - 5 + 4, until
+
+
+class Scripted(Store):
+    """A store that gives the answers of a script, and notes its deadlines."""
+
+    window = 256
+
+    def __init__(self, answers: list[Any]) -> None:
+        super().__init__()
+        self.answers = answers
+        self.deadlines: list[float] = []
+
+    def finish_by(self, deadline: float = float("inf"), hurries: bool = False) -> None:
+        self.deadlines.append(deadline)
+
+    def survey(self, *_: Any) -> base.Survey:
+        return base.Survey([], [], [])
+
+    def occupied(self, *_: Any) -> int:
+        return 0
+
+    def settle(self, *_: Any) -> None:
+        pass
+
+    def claim(self, *_: Any) -> Any:
+        return self.answers.pop(0)
+
+
+def test_the_time_of_an_add_begins_anew_with_each_claim_that_it_loses(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(acquire, "time", clock)
+    monkeypatch.setattr(base, "time", clock)
+    began, seconds = clock.now, AnyAddress.seconds
+    failed = base.Unknown(Unreachable("the server is away"), failed=True)
+    store = Scripted([*[base.Taken([])] * 30, failed, failed, Claimed([])])
+    need = Need(Range(4, 10 << 24, 24), "10.0.0.0-24", "")
+    assert acquire.acquire(store, [need], owner(), AnyAddress()) == [(10 << 24) + 1]
+    assert len(store.deadlines) == 31 and store.deadlines[-1] > began + 2 * seconds
+    assert store.deadlines == sorted(store.deadlines)
 
 
 # --- a server that cannot serve changes for a while ---

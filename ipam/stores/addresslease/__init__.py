@@ -36,7 +36,7 @@ from ipam.stores.apiserver.faults import Conflict
 from ipam.stores.apiserver.resources import ADDRESSES
 from ipam.stores.apiserver.store import ObjectStore, Undo, refuse_elsewhere
 from ipam.stores.base import FORMER, Claimed, Survey, Taken, Unknown, Window
-from ipam.stores.served import conflicts
+from ipam.stores.served import NOBODY, conflicts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-_NOBODY = Attachment("railcni", "status", "none")
 _FORGETS, _FORGOTTEN = 8, 500  # how many of 256 releases also remove old memories; how many objects each may remove
 
 
@@ -69,9 +68,7 @@ class AddressLeaseStore(ObjectStore):
 
     def ready(self, wants: Sequence[Want] = ()) -> None:
         """Raise CniError if namespace, rights or CRD prevent a claim, or another namespace has a pool of `wants`."""
-        sent = objects.memory(
-            Lease(Want("railcni-status", 4, 0xC0000201, ""), Owner(_NOBODY, ("status", "status-0", ""))), 1
-        )
+        sent = objects.memory(Lease(Want("railcni-status", 4, 0xC0000201, ""), NOBODY), 1)
         made = self.api.try_create(ADDRESSES, sent)
         self.api.check_rights(ADDRESSES)
         dropped = sent["spec"].keys() - (made.get("spec") or sent["spec"]).keys()
@@ -101,7 +98,8 @@ class AddressLeaseStore(ObjectStore):
 
     def _entries(self, attachment: Attachment) -> list[Entry]:
         """The objects that hold an address for `attachment`, by a search."""
-        chosen = self._chosen({objects.ATTACHMENT: objects.hashed(*attachment.key())})
+        labels = {objects.ATTACHMENT: objects.hashed(*attachment.key())}
+        chosen = self._once(("of", attachment), lambda: self._objects.chosen(labels, self._recent))
         return [entry for entry in chosen if entry.held and entry.lease.attachment == attachment]
 
     def survey(self, owner: Owner, windows: Sequence[Window], new: bool) -> Survey:
@@ -165,7 +163,9 @@ class AddressLeaseStore(ObjectStore):
 
         with self.session():
             now = time.time()
-            found = self._once(("cooling",), lambda: self._readable_ones(objects.COOLING, self._recent))
+            # an object whose name has no address must hinder no claim, since any node can make one
+            cooled = {objects.STATE: objects.COOLING}
+            found = self._once(("cooling",), lambda: self._objects.readable(cooled, self._recent))
             return {entry.lease.value for entry in found if entry.cools(now) and concerns(entry.lease)}
 
     def holder(self, want: Want) -> Lease | None:
@@ -211,14 +211,6 @@ class AddressLeaseStore(ObjectStore):
         for entry in self._objects.each(labels, recent, self.unread):
             if entry.held and pool in (None, entry.lease.pool) and node in ("", entry.lease.node):
                 yield entry.lease
-
-    def _chosen(self, labels: dict[str, str]) -> list[Entry]:
-        """The objects with all of `labels`, read once in a session."""
-        return self._once(("chosen", *labels.items()), lambda: self._objects.chosen(labels, self._recent))
-
-    def _readable_ones(self, state: str, recent: bool) -> list[Entry]:
-        """The objects in a state without a lease. One whose name has no address hinders no claim: any node can make it."""
-        return list(self._objects.each({objects.STATE: state}, recent, []))
 
     def _once(self, key: tuple[Any, ...], read: Callable[[], T]) -> T:
         """The result of `read()`, which is called once in a session for each `key`."""
@@ -367,10 +359,10 @@ class AddressLeaseStore(ObjectStore):
         """
         now = time.time_ns()
         try:
-            found = self._readable_ones(objects.FORMER, recent=True)
+            found = self._objects.readable({objects.STATE: objects.FORMER}, recent=True)
             memories = sorted((e for e in found if e.former), key=lambda e: -e.lease.sequence)
             ended = memories[FORMER:] + [e for e in found if not e.former]
-            cooled = self._readable_ones(objects.COOLING, recent=True)
+            cooled = self._objects.readable({objects.STATE: objects.COOLING}, recent=True)
             ended += [e for e in cooled if not e.cools(now / 1e9)]
             for entry in [e for e in ended if not objects.is_recent(e.lease.sequence, now)][:_FORGOTTEN]:
                 try:

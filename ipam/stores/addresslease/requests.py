@@ -29,7 +29,7 @@ from ipam.stores.apiserver.store import refuse_elsewhere
 from ipam.stores.base import OutcomeUnknown, Pauses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
     from typing import Any, TypeVar
 
     from ipam.leases import Lease, Want
@@ -61,11 +61,18 @@ class Objects:
     def each(self, labels: dict[str, str], recent: bool, unread: list[str]) -> Iterator[Entry]:
         """As `chosen`, but read page by page. `unread` gets the error message for each object that cannot be read."""
         for page in self.api.pages(ADDRESSES, objects.selector(labels), recent=recent):
-            for found in page:
-                try:
-                    yield self._entry(found)
-                except StateDamaged as fault:
-                    unread.append(fault.msg)
+            yield from self._readable(page, unread)
+
+    def readable(self, labels: dict[str, str], recent: bool) -> list[Entry]:
+        """As `chosen`, but without the objects that cannot be read."""
+        return list(self._readable(self.api.list_all(ADDRESSES, objects.selector(labels), recent=recent), []))
+
+    def _readable(self, documents: Iterable[dict[str, Any]], unread: list[str]) -> Iterator[Entry]:
+        for document in documents:
+            try:
+                yield self._entry(document)
+            except StateDamaged as fault:
+                unread.append(fault.msg)
 
     def names(self, labels: dict[str, str], recent: bool = False) -> list[str]:
         """The names of the objects with all of `labels`. `recent`: from the server's cache, perhaps a moment old."""

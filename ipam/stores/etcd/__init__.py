@@ -18,19 +18,18 @@ from typing import Any
 
 from cni.shared.spec.errors import CniError
 from cni.shared.spec.request import Attachment
-from ipam.leases import Lease, Owner, Pool, Want, given_up, returns
+from ipam.leases import Lease, Owner, Pool, Want, given_up, interface_of, returns
 from ipam.stores.base import FORMER, Claimed, OutcomeUnknown, Survey, Taken, Unknown, Unreachable, Window
 from ipam.stores.etcd import keys, txn
 from ipam.stores.etcd.client import EtcdClient, endpoint
 from ipam.stores.etcd.keys import BLOCK, LEASE, Keys, end_of, next_key
 from ipam.stores.etcd.txn import Answer, Entry, Op, Reply
-from ipam.stores.served import ServedStore, conflicts
+from ipam.stores.served import NOBODY, ServedStore, conflicts
 
 _VOID_SECONDS = 600  # the longest time for which a lost request may still arrive
 _WINDOWS = 50  # windows that one request reads
 _COUNTED = 64  # blocks in a request, and blocks in a group: etcd takes 128 reads
 _AT_ONCE = 64  # leases that one request reads by their keys
-_NOBODY = Attachment("railcni", "status", "none")
 _FORGETS, _FORGOTTEN = 8, 500  # 8 of 256 releases also remove old former/ keys, each at most 500
 
 
@@ -50,8 +49,7 @@ class EtcdStore(ServedStore):
 
     def ready(self, wants: Sequence[Want] = ()) -> None:
         """As Store.ready, by a claim that cannot succeed: etcd checks rights and space before the claim's tests."""
-        nobody = Owner(_NOBODY, ("status", "status-0", ""))
-        key, *_ = puts = self.keys.entries(Lease(wants[0] if wants else Want("railcni-status", 4, 0, ""), nobody))
+        key, *_ = puts = self.keys.entries(Lease(wants[0] if wants else Want("railcni-status", 4, 0, ""), NOBODY))
         self._call(txn.transaction([txn.exists(key), txn.absent(key)], [txn.put(*entry) for entry in puts.items()]))
 
     def find(self, attachment: Attachment) -> list[Lease]:
@@ -75,7 +73,7 @@ class EtcdStore(ServedStore):
         return Survey([self.keys.read(*entry) for entry in found.entries], pods, former)
 
     def cooling(self, pool: str, scope: str | None, family: int, low: int, high: int, owner: Owner) -> Collection[int]:
-        own = keys.pod_of(owner.pod, owner.attachment.ifname)
+        own = interface_of(owner.pod, owner.attachment.ifname).encode()
         places = self.keys.places(Want(pool, family, low, scope))
         reads = [txn.read(*self.keys.span(family, low, high, "cooling", *place)) for place in places]
         return {
@@ -228,7 +226,7 @@ class EtcdStore(ServedStore):
             return 0
 
     def _cooling(self, lease: Lease, term: int) -> dict[bytes, bytes]:
-        pod = keys.pod_of(lease.pod, lease.ifname)
+        pod = interface_of(lease.pod, lease.ifname).encode()
         places = self.keys.places(lease) if term else []
         address = keys.place_of(lease.family, lease.value)
         return {self.keys.all("cooling", *place) + address: pod for place in places}

@@ -146,11 +146,6 @@ def sequence_of(key: bytes) -> int:
     return int(text, 16)
 
 
-def pod_of(pod: tuple[str, str, str], ifname: str) -> bytes:
-    """A pod and its interface as in the value of a cooling/ key; b"" for a pod without a name."""
-    return f"{pod[0]}/{pod[1]}/{ifname}".encode() if pod[1] else b""
-
-
 def address_of(place: bytes) -> list[tuple[int, int]]:
     """[(family, value)] of `place`, the value of a former/ key; [] if damaged, since the value is only a preference."""
     family = family_of(place)

@@ -23,7 +23,7 @@ from functools import partial
 
 from cni.shared.spec.errors import InvalidConfig, TryAgainLater
 from cni.shared.spec.request import Attachment
-from ipam.leases import Lease, Owner, Want, by_place, given_up, returns
+from ipam.leases import Lease, Owner, Want, by_place, given_up, interface_of, returns
 from ipam.stores.apiserver import is_static, uid_of
 from ipam.stores.apiserver.faults import Conflict, Forbidden, NotFound
 from ipam.stores.apiserver.resources import POOLS, RESERVATIONS
@@ -32,7 +32,7 @@ from ipam.stores.base import Claimed, OutcomeUnknown, Survey, Taken, Unknown, Wi
 from ipam.stores.ippool import objects
 from ipam.stores.ippool.objects import Allocation, Changes, Reservation
 from ipam.stores.ippool.readings import PoolReadings
-from ipam.stores.served import conflicts
+from ipam.stores.served import NOBODY, conflicts
 
 
 class KubernetesStore(PoolReadings):
@@ -63,8 +63,7 @@ class KubernetesStore(PoolReadings):
 
     def ready(self, wants: Sequence[Want] = ()) -> None:
         """As Store.ready. Dry runs show a missing namespace, missing rights, and a CRD that is too old."""
-        owner = Owner(Attachment("railcni", "status", "status"), ("a", "b", ""))
-        lease = Lease(Want("192.0.2.0-32", 4, 0xC0000200, ""), owner)
+        lease = Lease(Want("192.0.2.0-32", 4, 0xC0000200, ""), NOBODY)
         pool = self.api.try_create(POOLS, objects.probe())
         reservation = self.api.try_create(RESERVATIONS, objects.reservation(lease))
         if fault := objects.pruned(pool, reservation):
@@ -136,13 +135,13 @@ class KubernetesStore(PoolReadings):
         return strange
 
     def _former(self, pod: tuple[str, str, str], ifname: str) -> list[tuple[int, int]]:
-        name = objects.interface(pod, ifname)
+        name = interface_of(pod, ifname)
         told = [(pool, pool.former().get(name)) for pool in (self._own_pools() if returns(pod) else ())]
         return [(pool.family, pool.first + offset) for pool, offset in told if offset is not None]
 
     def cooling(self, pool: str, scope: str | None, family: int, low: int, high: int, owner: Owner) -> Collection[int]:
         """As Store.cooling, but without addresses that were freed in other pools of the scope."""
-        own = objects.interface(owner.pod, owner.attachment.ifname)
+        own = interface_of(owner.pod, owner.attachment.ifname)
         with self.session():
             found = self._pool(pool)
             if found is None:
@@ -227,7 +226,7 @@ class KubernetesStore(PoolReadings):
             kept = {(want.scope, want.family, want.value) for want in wants}
             gone = [*instead_of, *(old for old in self._doubtful if not self._is_there(old))]
             self._unreserve([old for old in gone if (old.scope, old.family, old.value) not in kept])
-            self._remember(leases, instead_of)
+            self._recorded = None
         return taken
 
     def _is_in_pool(self, want: Want, given: Sequence[Lease]) -> bool:
@@ -382,7 +381,7 @@ class KubernetesStore(PoolReadings):
                     for name in dict.fromkeys(lease.pool for lease in left):
                         gone = [lease for lease in left if lease.pool == name]
                         self._patch(name, dict.fromkeys(x.value for x in gone), cooled=gone, released=gone)
-                        self._remember([], gone)
+                        self._recorded = None
                         freed += len(gone)
                         left = [lease for lease in left if lease.pool != name]
                     return freed

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from cni.shared.spec import codec
 from cni.shared.spec.request import Attachment
-from ipam.leases import COOLDOWN, Lease, Owner, Want, as_text, owner_from_json, returns
+from ipam.leases import COOLDOWN, Lease, Owner, Want, as_text, interface_of, owner_from_json, returns
 from ipam.ranges import BITS, format_address, network_name_of, object_name, parse_address, parse_cidr
 from ipam.stores.apiserver.resources import MOVED, MOVING, POOLS, RESERVATIONS, label, replacement
 
@@ -201,12 +201,12 @@ class IPPool:
         The addresses of `released` become the last addresses of their pods. The cooldown of `given_up` begins.
         """
         found: dict[str, str] = {}
-        former = {interface(x.pod, x.ifname): x.value - self.first for x in released if returns(x.pod)}
+        former = {interface_of(x.pod, x.ifname): x.value - self.first for x in released if returns(x.pod)}
         if former:
             found[FORMER] = _cut({name: old for name, old in self.former().items() if name not in former} | former)
         if cooldown and given_up:
             until = now + cooldown + 1  # the current second does not count
-            kept = {str(x.value - self.first): [until, interface(x.pod, x.ifname)] for x in given_up}
+            kept = {str(x.value - self.first): [until, interface_of(x.pod, x.ifname)] for x in given_up}
             found[COOLING] = _cut({name: old for name, old in self.cooling(now).items() if name not in kept} | kept)
         return found
 
@@ -245,11 +245,6 @@ class IPPool:
 def allocation(pool: IPPool | None, place: Want) -> Allocation | None:
     """The allocation of the address of `place` in `pool`; None if there is none, or the pool has another family."""
     return pool.entries.get(place.value) if pool and pool.family == place.family else None
-
-
-def interface(pod: tuple[str, str, str], ifname: str) -> str:
-    """The name of a pod's interface in annotations, NAMESPACE/NAME/IFNAME; "" for a pod without a name."""
-    return f"{pod[0]}/{pod[1]}/{ifname}" if pod[1] else ""
 
 
 def _cut(memory: dict[str, Any]) -> str:

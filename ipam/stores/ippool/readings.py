@@ -135,14 +135,6 @@ class PoolReadings(ObjectStore):
             self._recorded = {lease.place: lease for lease in leases}
         return self._recorded
 
-    def _remember(self, leases: Sequence[Lease], gone: Sequence[Lease]) -> None:
-        """Update the result of `_known_leases` if it is loaded: `leases` were claimed, `gone` were given up."""
-        if self._recorded is not None:
-            for old in gone:
-                self._recorded.pop(old.place, None)
-            for lease in leases:
-                self._recorded[lease.place] = lease
-
     # --- changes ---
 
     def _patch(self, name: str, changes: Changes, cooled: Sequence[Lease] = (), released: Sequence[Lease] = ()) -> None:
