@@ -236,33 +236,30 @@ def _existing(options: argparse.Namespace) -> tuple[Runtime, networks.Network, P
         options.pod, options.container_id = options.container_id, None
     if not options.netns and not options.pod:
         options.refuse("NETNS is needed, or --pod [NAMESPACE/]POD")
-    runtime, network = _runtime(options), _found(options)
-    name = options.network if isinstance(network, CniError) else network.name
+    runtime, name = _runtime(options), options.network
+    network: networks.Network | CniError
+    try:
+        network = networks.find(name, options.conf_dir)
+        name = network.name
+    except CniError as fault:  # the cache may have the network
+        network = fault
     if options.pod:
-        options = _of_pod(options, runtime.cache, name)
+        _choose_of_pod(options, runtime.cache, name)
     entry = _entry(options, runtime.cache, name) if is_identifier(name) else None
     if entry is not None:
         network = _as_attached(entry, network)
     if isinstance(network, CniError):
         raise network
-    if entry is None:
-        return runtime, network.with_device(options.device_id), _new(options, network), False
-    known, given = entry.parameters, _new(options, network)
-    capabilities = {**known.capability_args, **given.capability_args}
-    parameters = replace(known, args=given.args or known.args, capability_args=capabilities)
-    return runtime, network.with_device(options.device_id), parameters, True
+    parameters = _new(options, network)
+    if entry is not None:
+        known, given = entry.parameters, parameters
+        capabilities = {**known.capability_args, **given.capability_args}
+        parameters = replace(known, args=given.args or known.args, capability_args=capabilities)
+    return runtime, network.with_device(options.device_id), parameters, entry is not None
 
 
-def _found(options: argparse.Namespace) -> networks.Network | CniError:
-    """Find the network that the options name. Return an error instead of raising it: the cache may have the network."""
-    try:
-        return networks.find(options.network, options.conf_dir)
-    except CniError as fault:
-        return fault
-
-
-def _of_pod(options: argparse.Namespace, cache: Cache, name: str) -> argparse.Namespace:
-    """A copy of `options` with containerID, interface and namespace of the pod's only attachment to `name`."""
+def _choose_of_pod(options: argparse.Namespace, cache: Cache, name: str) -> None:
+    """Set containerID, interface and namespace in `options` to those of the pod's only attachment to `name`."""
     known = [(e.pod, e.parameters.container_id, e.parameters.ifname, e.parameters.netns) for e in cache.all(name)]
     known += [(a["pod"], a["containerID"], a["ifname"], a["netns"]) for a in recorded.found(name)]
     own = [rest for pod, *rest in known if is_of_pod(pod.partition("/")[::2], options.pod)]
@@ -272,9 +269,8 @@ def _of_pod(options: argparse.Namespace, cache: Cache, name: str) -> argparse.Na
         there = ", ".join(f"{ifname} of container {container}" for container, ifname in sorted(found))
         state = f"it has {there}: choose with --ifname, or give the containerID" if there else "this node knows none"
         raise InvalidConfig(f"no single attachment of pod {options.pod} to {name}: {state}")
-    container, ifname, netns = chosen[0]
-    named = {"container_id": container, "ifname": ifname, "netns": options.netns or netns}
-    return argparse.Namespace(**{**vars(options), **named})
+    options.container_id, options.ifname, netns = chosen[0]
+    options.netns = options.netns or netns
 
 
 def _entry(options: argparse.Namespace, cache: Cache, name: str) -> CachedResult | None:

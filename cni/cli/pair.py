@@ -66,9 +66,7 @@ class TestedPod:
 def register(commands: subcommand.Commands) -> None:
     """Add the command `test`."""
     about = "test a network between two nodes of a cluster; without NAD: test the plugins in namespaces of this machine"
-    parser = subcommand.add(commands, "test", about, run=_run, shows=True)
-    _add_options(parser, "?")
-    kubectl.add_access(parser, before=True)
+    parser = _add(commands, about, is_alone=True)
     about = "not for people: runs in the test's pods, and answers what the command asks by `kubectl exec`"
     parser.add_argument("--inside", action="store_true", help=about)
 
@@ -76,14 +74,14 @@ def register(commands: subcommand.Commands) -> None:
 def add(verbs: subcommand.Commands) -> None:
     """Add `test` to the commands of `railcni cluster`."""
     about = "test a network between two nodes: make a pod on each, ping, and measure RDMA"
-    parser = subcommand.add(verbs, "test", about, run=_run, shows=True)
-    _add_options(parser)
-    kubectl.add_access(parser)
-    parser.set_defaults(inside=False)
+    _add(verbs, about).set_defaults(inside=False)
 
 
-def _add_options(parser: argparse.ArgumentParser, count: Any = None) -> None:
+def _add(commands: subcommand.Commands, about: str, is_alone: bool = False) -> subcommand.Parser:
+    """Add the command `test`. If `is_alone`, it is no command of `railcni cluster`, and its network may be left out."""
+    parser = subcommand.add(commands, "test", about, run=_run, shows=True)
     about = "a NetworkAttachmentDefinition; the pods are in its namespace; default namespace: `default`"
+    count = "?" if is_alone else None
     parser.add_argument("network", nargs=count, metavar="[NAMESPACE/]NAD", type=subcommand.pod, help=about)
     about = "given once: both pods run on it; given twice: one pod runs on each; default: two nodes that the scheduler chooses"
     common.add(parser, "node", about, action="append")
@@ -93,6 +91,8 @@ def _add_options(parser: argparse.ArgumentParser, count: Any = None) -> None:
     subcommand.option(parser, "--resource", "", about, "NAME", shown=False)
     about = "how long to wait until both pods are attached, and again until they are gone"
     subcommand.option(parser, "--timeout", 120.0, about, "SECONDS", type=subcommand.seconds)
+    kubectl.add_access(parser, before=is_alone)
+    return parser
 
 
 def _run(options: argparse.Namespace) -> int:

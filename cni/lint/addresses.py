@@ -66,11 +66,8 @@ class FlatFile(source.Files):
 
 def has_ipv6(document: Mapping[str, Any]) -> bool:
     """Whether the `ipam` block of the plugin configuration `document` has an IPv6 range or address."""
-    block = member(document, "ipam")
-    if not isinstance(block, dict):
-        return False
-    listed = [m for name in ("ipRanges", "addresses") for m in member(block, name) or [] if isinstance(m, dict)]
-    texts = [member(block, "range"), *(member(m, name) for m in listed for name in ("range", "address"))]
+    listed = [one for name in ("ipRanges", "addresses") for one in member(document, "ipam", name) or []]
+    texts = [member(document, "ipam", "range"), *(member(m, name) for m in listed for name in ("range", "address"))]
     return any(isinstance(text, str) and ":" in text for text in texts)
 
 
@@ -135,9 +132,9 @@ def _kept_back(keeping: Use, giving: Use) -> None:
             giving.scope.warn(giving.keys, message, f'write "exclude": ["{text}"] here too')
 
 
-def written(scope: Scope, keys: Keys, block: object) -> None:
+def written(scope: Scope, keys: Keys, block: Any) -> None:
     """Warn of unknown keys in the original `ipam` block, which is at the path `keys`, if its type is whereabouts."""
-    if not isinstance(block, dict) or known.own(str(member(block, "type"))) != known.OWN_IPAM:
+    if known.own(str(member(block, "type"))) != known.OWN_IPAM:
         return
     unknown_keys(scope, keys, block, BLOCK_KEYS, "whereabouts")
     for name, table in MEMBERS.items():

@@ -29,66 +29,62 @@ def lint(paths: Iterable[str], flat_file: str = "") -> list[Diagnostic]:
         if path != STDIN and os.path.isdir(path):
             parts += _directory(path, around)
         else:
-            parts.append(_File(path, around).findings)
+            parts.append(_file(path, around)[0])
     overlaps(around.uses)
     objects.compare(around)
     return [finding for part in parts for finding in sorted(part, key=lambda f: (f.line, f.column))]
 
 
-class _File:
-    """The lint of one file: its `findings`, the `count` of objects of known kinds in it, and the `name` of its network.
-    `name` is "" if libcni does not read the file. A file without such objects gets a finding, unless the file is
-    `inside` a directory."""
+def _file(path: str, around: Surroundings, inside: bool = False) -> tuple[list[Diagnostic], int, str]:
+    """Return (the findings about a file, the number of objects of known kinds in it, the name of its network). The name
+    is "" if libcni does not read the file. A file without such objects gets a finding, unless it is `inside` a
+    directory."""
+    findings: list[Diagnostic] = []
+    count, name, extension = 0, "", os.path.splitext(path)[1]
+    for is_json, scope in reader.documents(path, None, findings):
+        reader.duplicates(scope)
+        count += _examine(is_json, scope, extension, around)
+        name = string_at(scope.root.data, "name") if is_json and extension in JSON else ""
+    if not count and not findings and not inside:
+        message = "there is no network here: neither a CNI configuration nor a NetworkAttachmentDefinition"
+        findings.append(about(path, message, "name another file"))
+    return findings, count, name
 
-    def __init__(self, path: str, around: Surroundings, inside: bool = False) -> None:
-        self.findings: list[Diagnostic] = []
-        self.name, self.count = "", 0
-        self._extension, self._around = os.path.splitext(path)[1], around
-        for is_json, scope in reader.documents(path, None, self.findings):
-            reader.duplicates(scope)
-            self.count += self._examine(is_json, scope)
-        if not self.count and not self.findings and not inside:
-            message = "there is no network here: neither a CNI configuration nor a NetworkAttachmentDefinition"
-            self.findings.append(about(path, message, "name another file"))
 
-    def _examine(self, is_json: bool, scope: Scope) -> int:
-        """Examine one document. Returns the number of networks and other objects of known kinds in the document."""
-        document, around = scope.root.data, self._around
-        if isinstance(document, dict) and ("apiVersion" in document or ("kind" in document and not is_json)):
-            count = 0
-            for one in reader.objects(scope):
-                if network.is_nad(one.root.data):
-                    network.examine_nad(one, around)
-                    count += 1
-                else:
-                    count += objects.examine(one, around)
-            return count
-        if isinstance(document, dict) and {*document} >= _PLAN:
-            rails.of_document(scope)
-            return 1
-        if config.is_own(document):
-            objects.device_plugin(scope, around)
-            return 1
-        if is_json:
-            appended = _appended(scope.text.path, document)
-            for path in appended:
-                inner = reader.json_file(path, self.findings, str(document.get("name")))
-                if inner is not None and isinstance(inner.root.data, dict):
-                    reader.duplicates(inner)
-                    network.examine_plugin(inner, document, around)
-            self.name = string_at(document, "name") if self._extension in JSON else ""
-            network.examine(scope, around, self._extension, len(appended))
-            return 1
-        if not isinstance(document, dict) or not (
-            "plugins" in document or ("type" in document and {"cniVersion", "name"} & {*document})
-        ):
-            return 0
-        if self._extension in JSON:
+def _examine(is_json: bool, scope: Scope, extension: str, around: Surroundings) -> int:
+    """Examine one document. Returns the number of networks and other objects of known kinds in the document."""
+    document = scope.root.data
+    keys = {*document} if isinstance(document, dict) else set()
+    if "apiVersion" in keys or ("kind" in keys and not is_json):
+        count = 0
+        for one in reader.objects(scope):
+            if network.is_nad(one.root.data):
+                network.examine_nad(one, around)
+                count += 1
+            else:
+                count += objects.examine(one, around)
+        return count
+    if keys >= _PLAN:
+        rails.of_document(scope)
+    elif config.is_own(document):
+        objects.device_plugin(scope, around)
+    elif is_json:
+        appended = _appended(scope.text.path, document)
+        for path in appended:
+            inner = reader.json_file(path, scope.findings, str(document.get("name")))
+            if inner is not None and isinstance(inner.root.data, dict):
+                reader.duplicates(inner)
+                network.examine_plugin(inner, document, around)
+        network.examine(scope, around, extension, len(appended))
+    elif "plugins" in keys or ("type" in keys and {"cniVersion", "name"} & keys):
+        if extension in JSON:
             scope.error((), "this is YAML, and a runtime reads JSON alone", "write it as JSON")
         else:
             scope.warn((), "this is YAML: a runtime reads JSON, or a NetworkAttachmentDefinition", "write it as JSON")
-        network.examine(scope, around, self._extension if self._extension in JSON else "")
-        return 1
+        network.examine(scope, around, extension if extension in JSON else "")
+    else:
+        return 0
+    return 1
 
 
 def _appended(path: str, document: Any) -> list[str]:
@@ -109,12 +105,11 @@ def _directory(path: str, around: Surroundings) -> list[list[Diagnostic]]:
     count = 0
     seen: dict[str, str] = {}
     for one in files:
-        name = os.path.basename(one)
-        file = _File(one, around, inside=True)
-        count += file.count
-        parts.append(file.findings)
-        if file.name and seen.setdefault(file.name, name) != name:
-            message = f"the network {file.name} is in {seen[file.name]} too, which libcni finds first"
+        findings, known, name = _file(one, around, inside=True)
+        count += known
+        parts.append(findings)
+        if name and (first := seen.setdefault(name, os.path.basename(one))) != os.path.basename(one):
+            message = f"the network {name} is in {first} too, which libcni finds first"
             parts.append([about(one, message, "give one of them another name, or remove it", WARNING)])
     if not count and not any(parts):
         parts.append([about(path, "there is no network in this folder", "name the folder or the files that have them")])

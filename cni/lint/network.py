@@ -69,8 +69,7 @@ def _list(scope: Scope, document: dict[str, Any], around: Surroundings, extensio
     misspelled = any(near(n, ("plugins", "type")) for n in document if n not in known.OF_LISTS)
     inside = _inside(around, document, model)
     if listed is None and not appended and not misspelled:
-        block = member(document, "ipam")
-        if extension in SINGLE and isinstance(block, dict) and member(block, "type"):
+        if extension in SINGLE and member(document, "ipam", "type"):
             message = "there is no plugin, neither `type` nor `plugins`: only DRANET's webhook reads it, as a profile"
             scope.warn((), message, 'add "type": "macvlan" if it is to be a network, or leave it as it is')
             plugin.examine(scope, (), document, inside)
@@ -154,7 +153,7 @@ def _plugin(scope: Scope, keys: Keys, document: dict[str, Any], around: Surround
 
 
 def _chain(scope: Scope, listed: list[Any]) -> None:
-    kinds = [member(entry, "type") if isinstance(entry, dict) else None for entry in listed]
+    kinds = [member(entry, "type") for entry in listed]
     makers: list[str] = []
     for i, kind in enumerate(kinds):
         if not isinstance(kind, str):
@@ -165,9 +164,7 @@ def _chain(scope: Scope, listed: list[Any]) -> None:
             fix = f"put it after {later}" if later else 'put a plugin such as {"type": "macvlan", ...} before it'
             if kind != "loopback" or len(kinds) > 1:
                 scope.error(at, f"{kind} changes the interface of a plugin before it, and there is no such plugin", fix)
-        names_device = isinstance(listed[i], dict) and (
-            member(listed[i], "verbsDevice") or member(listed[i], "deviceID")
-        )
+        names_device = member(listed[i], "verbsDevice") or member(listed[i], "deviceID")
         is_chained = known.own(kind) == known.OWN_CHAINED and not names_device
         if is_chained and (sharing := [m for m in makers if m in known.SHARING]):
             message = f"{kind} moves the verbs device of a whole NIC or VF, and {sharing[0]} makes a link beside it: its ADD fails"
@@ -189,10 +186,8 @@ def examine_plugin(scope: Scope, outer: dict[str, Any], around: Surroundings) ->
 
 def is_nad(document: Any) -> bool:
     """Whether a Kubernetes object is meant to be a NAD, by its API group, or by its kind, which may be misspelt."""
-    if not isinstance(document, dict):
-        return False
-    kind, version = str(document.get("kind", "")), str(document.get("apiVersion", ""))
-    return near(kind, (KIND,)) != "" or version.partition("/")[0] == GROUP
+    group = string_at(document, "apiVersion").partition("/")[0]
+    return near(string_at(document, "kind"), (KIND,)) != "" or group == GROUP
 
 
 def examine_nad(scope: Scope, around: Surroundings) -> None:

@@ -93,9 +93,7 @@ KINDS = {spec.__name__: spec for spec in _SPECS}
 
 def is_network(document: Any) -> bool:
     """Whether `document` has a kind in KINDS. In NVIDIA's API group, the kind may be misspelt."""
-    if not isinstance(document, dict):
-        return False
-    kind, group = str(document.get("kind")), str(document.get("apiVersion", "")).partition("/")[0]
+    kind, group = string_at(document, "kind"), string_at(document, "apiVersion").partition("/")[0]
     return kind in KINDS or (group == VERSION.partition("/")[0] and near(kind, KINDS) != "")
 
 

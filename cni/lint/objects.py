@@ -40,9 +40,7 @@ def examine(scope: Scope, around: Surroundings) -> bool:
     """Add the faults of the Kubernetes object in `scope` to its findings. Return whether the object is a custom
     resource of a known kind, or a ConfigMap with configurations of device plugins."""
     document = scope.root.data
-    if not isinstance(document, dict):
-        return False
-    kind, group = str(document.get("kind")), str(document.get("apiVersion", "")).partition("/")[0]
+    kind, group = string_at(document, "kind"), string_at(document, "apiVersion").partition("/")[0]
     if nvidia.is_network(document):
         _network(scope, around)
         return True
@@ -164,10 +162,10 @@ def device_plugin(scope: Scope, around: Surroundings) -> None:
 def _plain(scope: Scope, around: Surroundings) -> bool:
     """Examine device plugins' configurations in a ConfigMap, and return whether there are any. From other objects, add
     to `around` the resources that a pod, pod template or claim requests, and the resource of a DeviceClass."""
-    document = scope.root.data
+    document, kind = scope.root.data, string_at(scope.root.data, "kind")
     scope.network = ""
     namespace = str(value_at(document, "metadata", "namespace") or "default")
-    if document.get("kind") == "ConfigMap":
+    if kind == "ConfigMap":
         texts = {k: v for k, v in object_at(document, "data").items() if isinstance(v, str)}
         of_plugins = [key for key, text in texts.items() if any(f'"{name}"' in text for name in config.LISTS)]
         for key in of_plugins:
@@ -175,7 +173,7 @@ def _plain(scope: Scope, around: Surroundings) -> bool:
                 device_plugin(inner, around)
         return bool(of_plugins)
     name = str(value_at(document, "metadata", "name") or "")
-    if (kind := str(document.get("kind"))) in _CLAIMS:
+    if kind in _CLAIMS:
         listed = value_at(document, *_CLAIMS[kind], "spec", "devices", "requests")
         around.requests[kind, namespace, name] = set(_requests(listed))
         return False

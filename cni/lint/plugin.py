@@ -119,7 +119,7 @@ def examine(scope: Scope, keys: Keys, document: Mapping[str, Any], around: Surro
         if not faults:
             _mtu(scope, keys, document, getattr(config, "mtu", 0))
         names = {key.name for key in module.KEYS}
-        is_of_device = around.resource or (isinstance(rails, dict) and member(rails, "nics"))
+        is_of_device = around.resource or member(rails, "nics")
         if "master" in names and not member(document, "master") and not is_of_device:
             message = "no master is named: the link goes on that of the default route, which is seldom the RDMA netdev"
             scope.warn((*keys, "master"), message, 'add "master": "ens2f0", the name of the RDMA netdev')
@@ -152,14 +152,14 @@ def _of_a_rail(
     """Return the plugin configuration `document`, completed with the ranges that `rail.ranges` has for its rail (a NIC
     of each node). If the network serves all rails, those of rail 0 are used. Add faults of rail.nics to the
     findings."""
-    index, block = member(rails, "index"), member(document, "ipam")
+    index = member(rails, "index")
     if not member(rails, "nics"):
         return rail.completed(dict(document), index)
     if around.nad and not around.resource:
         message = f"rail.nics need an allocated device, and the NAD has no annotation {RESOURCE_NAME}"
         scope.error((*keys, "rail", "nics"), message, f"add the annotation {RESOURCE_NAME}: DOMAIN/RESOURCE")
-    for name in ("range", "ipRanges") if index is None and isinstance(block, dict) else ():
-        if member(block, name) is not None:
+    for name in ("range", "ipRanges") if index is None else ():
+        if member(document, "ipam", name) is not None:
             message = "is one rail's, and with rail.nics the network is all rails: each has its range in rail.ranges"
             scope.error((*keys, "ipam", name), message, "remove it", at_key=True)
     if index is None and isinstance(member(document, "master"), str) and member(document, "master"):
@@ -180,9 +180,8 @@ def _ranges(scope: Scope, keys: Keys, value: object) -> None:
 def _same_index(scope: Scope, keys: Keys, document: Mapping[str, Any], asked: Rail | None) -> None:
     """Check that a network with `"addressing": "same-index"` uses railcni's IPAM plugin, since only this plugin can
     give a pod the same index on all rails (NICs). `asked` is the parsed value of the key `rail`."""
-    block = member(document, "ipam")
-    kind = member(block, "type") if isinstance(block, dict) else None
-    if asked and asked.is_same_index and known.own(str(kind)) != known.OWN_IPAM:
+    kind = str(member(document, "ipam", "type"))
+    if asked and asked.is_same_index and known.own(kind) != known.OWN_IPAM:
         message = f'"{asked.addressing}" needs the IPAM plugin {known.OWN_IPAM}'
         scope.error((*keys, "rail", "addressing"), message, f'write "{known.OWN_IPAM}" as ipam.type, or "plain" here')
 
@@ -206,8 +205,7 @@ def _device(scope: Scope, keys: Keys, document: Mapping[str, Any], around: Surro
     """Check that the configuration chooses a device, by its keys or by the NAD's resource. `by_name` is true if the
     plugin has a key `device` for the device's name."""
     selectors = [n for n in ("device", "hwaddr", "kernelpath", "pciBusID", "deviceID") if member(document, n)]
-    capabilities = member(document, "capabilities")
-    capable = isinstance(capabilities, dict) and member(capabilities, "deviceID")
+    capable = member(document, "capabilities", "deviceID")
     if not selectors and not around.resource and not (capable and not around.nad):
         one = '"device": "ens2f0"' if by_name else '"deviceID"'
         if around.nad:
