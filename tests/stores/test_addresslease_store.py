@@ -483,13 +483,18 @@ def test_the_cooling_addresses_are_read_from_the_beginning_when_their_list_expir
 
 
 @pytest.mark.well("a sweep ends at a fault, and a later one goes on")
-def test_an_object_without_an_address_hinders_no_claim_and_no_sweep(server: ApiServer, opened: Opened) -> None:
-    for name in ("10.0.0.9", "nobody"):
+def test_an_object_without_an_address_hinders_no_claim_no_release_and_no_sweep(
+    server: ApiServer, opened: Opened
+) -> None:
+    held = claimed(opened(), TEN + 1, container="c9")
+    (labels,) = (server.metadata(ADDRESSES, name)["labels"] for name in server.names(ADDRESSES))
+    for name in ("10.0.0.9", "nobody"):  # any node can make such an object, with the labels of any attachment
         spec = objects.document(Lease(want(TEN + 9, POOL), owner("c9", 1)), objects.COOLING)["spec"]
-        server.put(ADDRESSES, "kube-system", name, spec, labels={objects.STATE: objects.COOLING})
+        server.put(ADDRESSES, "kube-system", name, spec, labels={**labels, objects.STATE: objects.COOLING})
     assert opened().cooling(POOL, "", 4, TEN, TEN + 255, owner("c1", 1)) == set()
+    assert [lease.key() for lease in opened().find(owner("c9", 1).attachment)] == [held[0].key()]
     opened().forget()
-    assert server.names(ADDRESSES) == ["nobody"]
+    assert server.names(ADDRESSES) == ["10.0.0.1", "nobody"]
 
 
 @pytest.mark.well("it calls the store itself, which leaves an open outcome to its caller")

@@ -165,7 +165,7 @@ class AddressLeaseStore(ObjectStore):
             now = time.time()
             # an object whose name has no address must hinder no claim, since any node can make one
             cooled = {objects.STATE: objects.COOLING}
-            found = self._once(("cooling",), lambda: self._objects.readable(cooled, self._recent))
+            found = self._once(("cooling",), lambda: self._objects.chosen(cooled, self._recent))
             return {entry.lease.value for entry in found if entry.cools(now) and concerns(entry.lease)}
 
     def holder(self, want: Want) -> Lease | None:
@@ -359,10 +359,10 @@ class AddressLeaseStore(ObjectStore):
         """
         now = time.time_ns()
         try:
-            found = self._objects.readable({objects.STATE: objects.FORMER}, recent=True)
+            found = self._objects.chosen({objects.STATE: objects.FORMER}, recent=True)
             memories = sorted((e for e in found if e.former), key=lambda e: -e.lease.sequence)
             ended = memories[FORMER:] + [e for e in found if not e.former]
-            cooled = self._objects.readable({objects.STATE: objects.COOLING}, recent=True)
+            cooled = self._objects.chosen({objects.STATE: objects.COOLING}, recent=True)
             ended += [e for e in cooled if not e.cools(now / 1e9)]
             for entry in [e for e in ended if not objects.is_recent(e.lease.sequence, now)][:_FORGOTTEN]:
                 try:

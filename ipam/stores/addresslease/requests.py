@@ -54,18 +54,15 @@ class Objects:
         except TooLarge:  # the resourceVersion is newer than the cache, which is some seconds behind
             return self.get(name)
 
-    def chosen(self, labels: dict[str, str], recent: bool = False) -> list[Entry]:
-        """The objects with all of `labels`. `recent`: from the server's cache, perhaps a moment old."""
-        return [self._entry(found) for found in self.api.list_all(ADDRESSES, objects.selector(labels), recent=recent)]
+    def chosen(self, labels: dict[str, str], recent: bool) -> list[Entry]:
+        """The objects with all of `labels`, except those that cannot be read: any node can make one with any labels.
+        `recent`: from the server's cache, perhaps a moment old."""
+        return list(self._readable(self.api.list_all(ADDRESSES, objects.selector(labels), recent=recent), []))
 
     def each(self, labels: dict[str, str], recent: bool, unread: list[str]) -> Iterator[Entry]:
         """As `chosen`, but read page by page. `unread` gets the error message for each object that cannot be read."""
         for page in self.api.pages(ADDRESSES, objects.selector(labels), recent=recent):
             yield from self._readable(page, unread)
-
-    def readable(self, labels: dict[str, str], recent: bool) -> list[Entry]:
-        """As `chosen`, but without the objects that cannot be read."""
-        return list(self._readable(self.api.list_all(ADDRESSES, objects.selector(labels), recent=recent), []))
 
     def _readable(self, documents: Iterable[dict[str, Any]], unread: list[str]) -> Iterator[Entry]:
         for document in documents:
