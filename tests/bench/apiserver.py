@@ -26,7 +26,7 @@ from ipam.leases import Lease, Owner, Want
 from ipam.stores import http
 from ipam.stores.addresslease import objects
 from ipam.stores.apiserver import kubeconfig
-from tests import etcd, http_server
+from tests import etcd
 from tests.bench.hosts import ETC
 from tests.node import ROOT, until
 from tests.stores.kubernetes_api import ADDRESSES, GROUP, KINDS, VERSION, group_of
@@ -104,25 +104,13 @@ class Server:
         self._made_namespaces += 1
         return Namespace(self, name, self._write(name, config, datastore), datastore, self._made_namespaces)
 
-    def plain(self, namespace: Namespace, url: str) -> str:
-        """The path of a flat file for what listens at `url`, without TLS."""
-        config = _config({"server": url}, {"token": "a.b.c"}, namespace.name)
-        return self._write(f"{namespace.name}-plain", config, namespace.datastore)
-
-    def send(
-        self,
-        method: str,
-        target: str,
-        document: Any = None,
-        kind: str = "application/json",
-        accept: str = "application/json",
-    ) -> tuple[int, Any]:
-        """(status, body) of a request; `document` may be bytes."""
+    def send(self, method: str, target: str, document: Any = None) -> tuple[int, Any]:
+        """(status, body) of a request."""
         deadline = time.monotonic() + _SECONDS
         token = self._access.token(deadline)
-        headers = f"Accept: {accept}\r\nContent-Type: {kind}\r\n"
+        headers = "Accept: application/json\r\nContent-Type: application/json\r\n"
         headers += f"Authorization: Bearer {token}\r\n" if token else ""
-        body = document if isinstance(document, bytes) else b"" if document is None else json.dumps(document).encode()
+        body = b"" if document is None else json.dumps(document).encode()
         while True:
             connection = self._connected(deadline)
             used = connection.reused
@@ -240,35 +228,6 @@ class Namespace:
         }
         status, said = self.server.send("POST", self._place(resource), document)
         assert status < 300, said
-
-
-class Counter:
-    """Passes requests on to a server, and counts them: `with Counter(server) as counter`. It listens at `url`."""
-
-    def __init__(self, server: Server) -> None:
-        self.count = 0
-        self._lock = threading.Lock()
-        outer = self
-
-        class Handler(http_server.Handler):
-            def answer(self) -> None:
-                with outer._lock:
-                    outer.count += 1
-                accept = self.headers.get("Accept") or ""
-                accept = accept if accept.startswith("application/json") else "application/json"
-                kind = self.headers.get("Content-Type") or "application/json"
-                status, said = server.send(self.command, self.path, self.body(), kind, accept)
-                self.reply(status, json.dumps(said).encode())
-
-        self._listener = http_server.Server(Handler)
-        self.url = f"http://127.0.0.1:{self._listener.server_port}"
-
-    def __enter__(self) -> Counter:
-        self._listener.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._listener.close()
 
 
 def _config(cluster: dict[str, Any], user: dict[str, Any], namespace: str) -> dict[str, Any]:

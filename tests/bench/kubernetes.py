@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.bench import operations
 from tests.bench import scenarios as named
-from tests.bench.apiserver import Counter, Namespace, Server
+from tests.bench.apiserver import Namespace, Server
 from tests.bench.calls import Call, Failed, Running, script_of, timed
 from tests.bench.hosts import Host
 from tests.bench.operations import Round, alternately
@@ -27,7 +27,6 @@ from tests.bench.scenarios import GO, IPPOOLS, OURS, Side
 
 PEER = "RAILCNI_BENCH_WHEREABOUTS"
 RANGE, _FULL_RANGE = 0, 1  # of the ranges of a namespace
-_COUNTED = 5  # calls whose requests are counted
 SCENES = ("single", "node", "nodes", "full", "sizes")
 _NONE = "/run/netns/none"  # neither opens it
 
@@ -45,13 +44,13 @@ class Client:
         """Whether it is the version that is measured, in whichever store."""
         return self.name in (OURS, IPPOOLS)
 
-    def call(self, verb: str, container: str, *, which: int = RANGE, node: str = "node-0", flat: str = "") -> Call:
+    def call(self, verb: str, container: str, *, which: int = RANGE, node: str = "node-0") -> Call:
         """A call for a pod that is called as its container is: by `container`, and by the side, for they share nodes."""
         container = f"{container}-{self.namespace.name}"
         block = {
             "type": "whereabouts",
             "range": self.namespace.range(which),
-            "configuration_path": flat or self.namespace.flat,
+            "configuration_path": self.namespace.flat,
         }
         network = {"cniVersion": "1.0.0", "name": "bench", "type": "macvlan", "ipam": block}
         args = f"IgnoreUnknown=1;K8S_POD_NAMESPACE=bench;K8S_POD_NAME={container}"
@@ -88,10 +87,6 @@ class Kubernetes:
         for scene in scenes:
             getattr(self, f"_{scene}")(hosts)
 
-    def _single(self, hosts: list[Host]) -> None:
-        self._one(hosts[0])
-        self._requests(hosts[0])
-
     def _node(self, hosts: list[Host]) -> None:
         self._at_once(named.KUBE_NODE, hosts[:1], 100, RANGE, max(1, self._rounds // 40))
 
@@ -104,12 +99,12 @@ class Kubernetes:
                 client.namespace.fill(client.namespace.range(_FULL_RANGE), named.LEASES)
         self._at_once(named.KUBE_FULL, hosts[:1], 30, _FULL_RANGE, max(1, self._rounds // 100))
 
-    def _one(self, host: Host) -> None:
+    def _single(self, hosts: list[Host]) -> None:
         """ADD and DEL of one attachment, and the floor of any exec of Python, in the same rounds."""
         script = script_of(self._clients[0].executable)
 
         def attachment(client: Client, number: int) -> Round:
-            found = _attachment(client, host, number)
+            found = _attachment(client, hosts[0], number)
             if client is self._clients[0] and script:
                 found |= operations.interpreter(script[0])
             return found
@@ -137,24 +132,6 @@ class Kubernetes:
         alternately(
             self.results, self._progress, named.KUBE_EMPTY.group, [ours], max(5, self._rounds // 4), attachments
         )
-
-    def _requests(self, host: Host) -> None:
-        """What a call asks of the server in a pool that is there; through a proxy, so not in the other rounds."""
-        for client in self._clients:
-            with Counter(self._server) as counter:
-                flat = self._server.plain(client.namespace, counter.url)
-                for number in self._progress.track(f"requests: {client.name}", _COUNTED):
-                    for verb in ("ADD", "DEL"):
-                        before = counter.count
-                        call = client.call(verb, f"r{number}", flat=flat)
-                        try:
-                            host.start(call).finish()
-                        except Failed as fault:
-                            self.results.failures.append(f"{client.name}, requests: {fault}")
-                            return
-                        self.results.note(
-                            Operation(named.KUBE, f"requests of {verb}"), client.name, counter.count - before
-                        )
 
     def _at_once(self, group: str, hosts: list[Host], calls: int, which: int, rounds: int) -> None:
         wave = partial(self._wave, group, hosts, calls, which)

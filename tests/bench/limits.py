@@ -109,7 +109,6 @@ LIMITS: dict[Operation, Limit | _Both] = {
     named.ETCD_CROWDED: Limit(10, _to_other(named.ETCD_CROWDED, named.ETCD_EMPTY), "", "to the empty pool"),
 }  # fmt: skip
 _FIGURES = (
-    (Operation(named.KUBE, "requests of ADD"), 4, False),
     *(
         (Operation(g, f"failures of {v}"), 0, False)
         for g in (named.KUBE_NODE, named.KUBE_NODES, named.KUBE_FULL)

@@ -68,7 +68,7 @@ def memory(results: Results, sides: Sequence[str]) -> Table:
 
 def figures(results: Results, sides: Sequence[str]) -> Table:
     """What is no time."""
-    table = Table(title="requests, failures and rates: medians, of failures the sum", title_justify="left")
+    table = Table(title="failures and rates: medians, of failures the sum", title_justify="left")
     table.add_column("what", no_wrap=True)
     for side in sides:
         table.add_column(side, justify="right")

@@ -49,7 +49,7 @@ class Crowd:
 class Results:
     """All samples of a run by operation and side, in the order in which they came up.
 
-    `memory_kib` are peaks of resident memory by group and side; `figures` are what is no time: numbers of requests, rates;
+    `memory_kib` are peaks of resident memory by group and side; `figures` are what is no time: failures, rates;
     `crowds` are the runs of tests.bench.users; `failures` are calls that did not succeed and end a part, in words; `remarks`
     those that are counted.
     """

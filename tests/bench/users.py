@@ -17,7 +17,7 @@ from concurrent.futures import wait
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tests import etcd
 from tests.bench.apiserver import Server
@@ -35,31 +35,33 @@ LAYOUTS = {"ranges": RANGES, "shared": SHARED, "rails": RAILS}
 Holding = tuple[str, str, str]  # address, containerID, ifname
 
 
-class Store(Protocol):
+class Store:
     """Where the leases are. `machines`: 1 when all nodes must share a directory."""
 
-    name: str
-    machines: int
+    name = ""
+    machines = NODES
 
     def flat(self, configuration: Path) -> str:
         """The path on a node of the flat file that chooses it, which is written to `configuration`."""
+        raise NotImplementedError
 
     def audited(self, flat: str) -> list[str]:
         """What `railcni ipam audit` is told; a plugin's rights are too few for it."""
+        return ["--config", flat]
 
     def holdings(self, machines: Sequence[Host]) -> list[Holding]:
         """Every lease, read without our code."""
+        raise NotImplementedError
 
     def standing(self, machines: Sequence[Host]) -> int:
-        """How many things stand in it."""
+        """How many things stand in it; what is not held is a memory of a pod that may come back."""
+        return len(self.holdings(machines))
 
     def end(self) -> None:
         """Withdraw the ranges: those of the cluster are in one store each."""
 
 
-class KubernetesStore:
-    machines = NODES
-
+class KubernetesStore(Store):
     def __init__(self, server: Server, version: str = "") -> None:
         self.name = _named(SHARED_POOLS, server) + (f", {version}" if version else "")
         self._namespace = server.namespace(f"users-ippools{version and '-former'}")
@@ -84,9 +86,7 @@ class KubernetesStore:
         self._namespace.delete_pools()
 
 
-class AddressLeaseStore:
-    machines = NODES
-
+class AddressLeaseStore(Store):
     def __init__(self, server: Server) -> None:
         self.name = _named(ADDRESS_LEASES, server)
         self._namespace = server.namespace("users-addresslease", "addresslease")
@@ -101,17 +101,12 @@ class AddressLeaseStore:
         specs = [found["spec"] for found in self._namespace.items("addressleases")]
         return [(s["address"], s["containerID"], s["ifname"]) for s in specs if s["state"] == "held"]
 
-    def standing(self, machines: Sequence[Host]) -> int:
-        """What is not held is a memory of a pod that may come back."""
-        return len(self.holdings(machines))
-
     def end(self) -> None:
         self._namespace.delete_pools()
 
 
-class EtcdStore:
+class EtcdStore(Store):
     name = "etcd"
-    machines = NODES
 
     def __init__(self, cluster: etcd.Cluster) -> None:
         self._url = cluster.endpoints[0]
@@ -119,9 +114,6 @@ class EtcdStore:
     def flat(self, configuration: Path) -> str:
         keys = {"datastore": "etcd", "etcd_host": self._url.removeprefix("http://"), "etcd_prefix": _PREFIX}
         return _written(configuration, "etcd", keys)
-
-    def audited(self, flat: str) -> list[str]:
-        return ["--config", flat]
 
     def holdings(self, machines: Sequence[Host]) -> list[Holding]:
         leases = etcd_dump.leases(etcd_dump.dump(self._url, _PREFIX))
@@ -133,31 +125,19 @@ class EtcdStore:
         keys = etcd_dump.dump(self._url, _PREFIX)
         return sum(key.partition("/")[0] not in etcd_dump.NO_LEASES for key in keys)
 
-    def end(self) -> None:
-        """No other store of a run is in this server."""
 
-
-class FileStore:
+class FileStore(Store):
     name = "file"
     machines = 1
 
     def flat(self, configuration: Path) -> str:
         return _written(configuration, "file", {"datastore": "file"})
 
-    def audited(self, flat: str) -> list[str]:
-        return ["--config", flat]
-
     def holdings(self, machines: Sequence[Host]) -> list[Holding]:
         (path,) = machines[0].state.rglob("leases.db")
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
             rows = connection.execute("SELECT address, container, ifname FROM lease").fetchall()
         return [(str(ipaddress.ip_address(address)), container, ifname) for address, container, ifname in rows]
-
-    def standing(self, machines: Sequence[Host]) -> int:
-        return len(self.holdings(machines))
-
-    def end(self) -> None:
-        """It ends with its node."""
 
 
 def run(

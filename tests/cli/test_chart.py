@@ -177,6 +177,9 @@ def test_the_network_policy_is_that_of_the_kustomization_and_names_the_ports_of_
     ports = {port["name"] for pod in pods for container in pod["spec"]["containers"] for port in container["ports"]}
     assert {port["port"] for port in rule["ports"]} == ports
     (monitor,) = (d for d in theirs if d["kind"] == "PodMonitor")
+    assert {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]} == ports
+    (dashboard,) = (d["data"]["railcni.json"] for d in theirs if "railcni.json" in d.get("data", {}))
+    assert dashboard == (KUSTOMIZE / "monitoring/dashboard.json").read_text()
     for selector in (ours["spec"]["podSelector"], monitor["spec"]["selector"]):
         (wanted,) = selector["matchExpressions"]
         assert sorted(wanted["values"]) == sorted(pod["metadata"]["labels"][wanted["key"]] for pod in pods)

@@ -14,20 +14,15 @@ from cni.cli.rails import command
 from cni.documents import networks
 from cni.documents.networks import NETWORKS as NETWORKS_ANNOTATION
 from cni.documents.networks import RESOURCE_NAME, Network
-from cni.link import plugins
-from cni.link.plugins.host_device import plugin as host_device
 from cni.lint.file import lint
 from cni.node.installation.layout import PLAIN
 from cni.resources import rails as rails_plan
-from cni.shared import rail
-from cni.shared.config import Fault
 from cni.shared.spec.errors import CniError
 from cni.shared.spec.request import Request
 from ipam import config as ipam_config
 from ipam import source
-from ipam.group import indexes
-from ipam.ranges import format_address
 from tests.blackbox.command import run_any
+from tests.unit.test_ipam_config import Files
 
 CONF = Path(__file__).parents[2] / "conf"
 RAIL = {"type": "railcni-macvlan", "master": "ens2f0", "mode": "bridge", "mtu": 9000}
@@ -95,17 +90,11 @@ def request(network: Network, args: dict[str, str] | None = None) -> Request:
     return Request({"CNI_COMMAND": "ADD"}, b"", document, args or {})
 
 
-class FlatFile:
-    """What the IPAM plugin finds where the flat file `name` is installed."""
-
-    def __init__(self, name: str = "") -> None:
-        self._data = (CONF / name).read_bytes() if name else None
-
-    def load(self, path: str, /) -> bytes | None:
-        return self._data if path == source.PATHS[0] else None
-
-    def host_name(self) -> str:
-        return "node1"
+def node_with(flat: str) -> Files:
+    """A node on which this flat file is installed."""
+    files = Files()
+    files.content[source.PATHS[0]] = (CONF / flat).read_bytes()
+    return files
 
 
 def test_every_file_is_known_to_these_tests() -> None:
@@ -175,52 +164,6 @@ def test_a_conflist_is_its_nad_with_the_file_store_and_newer_versions(name: str)
     assert [s.document for s in of_list.steps] == wanted
 
 
-@pytest.mark.parametrize("name", [*NADS.values(), *CONFLISTS.values()])
-def test_our_plugins_find_no_fault_in_it(name: str) -> None:
-    network = read(name)
-    _, _, addresses = NETWORKS[network.name]
-    faults: list[Fault] = []
-    config = plugins.named(network.steps[0].type.removeprefix("railcni-")).read(request(network), faults)
-    assert getattr(config, "master", None) == NETWORKS[network.name][0].get("master")
-    key = rail.read(request(network).config, faults)
-    assert not faults, [str(fault) for fault in faults]
-    if addresses:
-        block = ipam_config.read(request(network), FlatFile("whereabouts.d/file-store.conf"))
-        ranges = block.ranges
-        if key:
-            assert indexes.group_of(key, block).space.size()
-        assert [format_address(r.family, r.spans()[0][0]) for r in ranges] == addresses
-    else:
-        assert not network.steps[0].document.get("ipam")
-
-
-def test_the_rendered_nads_are_the_network_operators_to_the_letter() -> None:
-    """The templates fold the JSON into one line, with its own spacing (Mellanox/network-operator, manifests/)."""
-
-    def config(name: str) -> str:
-        return str(yaml.safe_load((CONF / NADS[name]).read_text())["spec"]["config"])
-
-    head = '{ "cniVersion":"0.3.1", "name":"%s", '
-    link = '"type":"macvlan","master": "ens2f0","mode" : "bridge","mtu" : 1500,'
-    ipam = '"ipam":{"type":"whereabouts","range":"192.168.2.225/28","exclude":["192.168.2.229/30","192.168.2.236/32"]}'
-    more = '{"type":"tuning","sysctl":{"net.ipv4.conf.net1.arp_ignore":"1"}}'
-    assert config("nvidia-macvlan") == head % "nvidia-macvlan" + link + ipam + " } "
-    assert config("nvidia-macvlan-no-ipam") == head % "nvidia-macvlan-no-ipam" + link + '"ipam":{} } '
-    name = "nvidia-macvlan-plugins"
-    assert config(name) == head % name + '"plugins": [ { ' + link + ipam + " } , " + more + " ] } "
-    name = "nvidia-host-device-no-ipam"
-    assert config(name) == head % name + '"type":"host-device", "ipam":{} } '
-
-
-@pytest.mark.parametrize("name", [n for n in NETWORKS if n.startswith("nvidia-host-device")])
-def test_a_rendered_host_device_names_a_resource_and_no_device(name: str) -> None:
-    network = read(NADS[name])
-    assert network.resource_name == "nvidia.com/hostdev"
-    selectors = {"device", "hwaddr", "kernelpath", "pciBusID"}
-    assert not selectors & {*network.steps[0].document}
-    assert host_device.read(request(network.with_device("0000:18:00.2")), []).pci == "0000:18:00.2"
-
-
 def test_the_flat_file_of_a_cluster_is_what_the_installer_of_whereabouts_writes() -> None:
     directory = "/etc/cni/net.d/whereabouts.d"
     assert json.loads((CONF / "whereabouts.d/whereabouts.conf").read_text()) == {
@@ -236,9 +179,9 @@ def test_the_flat_file_of_a_cluster_is_what_the_installer_of_whereabouts_writes(
 )
 def test_a_flat_file_chooses_the_store_for_a_nad_that_names_none(name: str, store: str) -> None:
     seed = request(read("nad/rdma-net-ipam.yaml"), {"K8S_POD_NAME": "rdma-pod-1"})
-    assert ipam_config.read(seed, FlatFile(f"whereabouts.d/{name}")).datastore == store
+    assert ipam_config.read(seed, node_with(f"whereabouts.d/{name}")).datastore == store
     with pytest.raises(CniError, match="datastore"):
-        ipam_config.read(seed, FlatFile())
+        ipam_config.read(seed, Files())
 
 
 def test_the_nads_of_rails_are_those_that_rails_render_makes() -> None:

@@ -31,6 +31,7 @@ from ipam import source
 from ipam.stores.apiserver.resources import BINDINGS
 from tests import http_server, machines
 from tests.blackbox.command import run_any
+from tests.blackbox.test_kubernetes import KUBECONFIG, PORT
 from tests.machines import ETHERNET, MELLANOX, Machine
 from tests.node import BIN, ROOT
 from tests.sysfs import Tree
@@ -659,12 +660,7 @@ def test_missing_admission_policies_are_advice_where_they_may_be_read(
 ) -> None:
     handler = type("Handler", (Bindings,), {"names": names, "status": status})
     with http_server.Server(handler) as server:
-        config = {
-            "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}],
-            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}], "current-context": "x",
-            "users": [{"name": "u", "user": {}}],
-        }  # fmt: skip
-        (tmp_path / "kubeconfig").write_text(json.dumps(config))
+        (tmp_path / "kubeconfig").write_text(KUBECONFIG.replace(f":{PORT}", f":{server.server_port}"))
         flat = {"datastore": "addresslease", "kubernetes": {"kubeconfig": str(tmp_path / "kubeconfig")}}
         (tmp_path / "whereabouts.conf").write_text(json.dumps(flat))
         found = list(setup.check_admission(has_dra, str(tmp_path / "whereabouts.conf")))

@@ -4,7 +4,6 @@ What the containers do is tested in tests/blackbox/test_image.py.
 """
 
 from functools import reduce
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from cni.cli import main as command
 from cni.resources.containers import CDI_FOLDER, INFO_FOLDER
 from cni.shared.records import STATE
 from tests.cli.test_conf import CONF, MANIFESTS
-from tests.tools import kustomized, needs_kubectl
 
 FOLDER = CONF / "kubernetes"
 
@@ -126,23 +124,6 @@ def test_the_columns_of_an_address_lease_tell_a_lease_from_a_note() -> None:
     known = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
     for path in columns.values():
         assert path == ".metadata.creationTimestamp" or path.split(".")[2] in known
-
-
-@needs_kubectl
-def test_kubectl_renders_them_with_the_image_in_all_containers() -> None:
-    documents = kustomized(Path(FOLDER))
-    rendered = {d["kind"]: d for d in documents}
-    bound = {"Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"}
-    policies = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
-    assert set(rendered) == {"Namespace", "ServiceAccount", "DaemonSet", "CustomResourceDefinition", *bound, *policies}
-    accounts = {(d["metadata"]["namespace"], d["metadata"]["name"]) for d in documents if d["kind"] == "ServiceAccount"}
-    subjects = [subject for d in documents if d["kind"].endswith("RoleBinding") for subject in d["subjects"]]
-    known = {("kube-system", "railcni"), ("railcni", "railcni")}
-    assert {(s["namespace"], s["name"]) for s in subjects} == accounts == known
-    found = {c["image"] for c in containers(rendered["DaemonSet"]["spec"]["template"]["spec"])}
-    (image,) = read("kustomization.yaml")["images"]
-    assert found == {f"{image['newName']}:{image['newTag']}"}
-    assert rendered["DaemonSet"]["metadata"]["namespace"] == "railcni"
 
 
 def test_the_container_of_the_dra_driver_has_the_folders_that_its_command_uses_and_no_capability() -> None:

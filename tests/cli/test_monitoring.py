@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import yaml
 
 from cni.node.service.metrics import Family, Metrics
 from tests.node import ROOT
-from tests.tools import kustomized, needs, needs_kubectl, run
+from tests.tools import needs, run
 
 FOLDER = ROOT / "conf/kubernetes/monitoring"
 SPEC: dict[str, Any] = yaml.safe_load((FOLDER / "prometheusrule.yaml").read_text())["spec"]
@@ -151,21 +150,3 @@ def test_an_alert_fires_when_it_should_and_no_other_with_it(tmp_path: Path, aler
 def test_no_alert_fires_before_it_should(tmp_path: Path) -> None:
     code, said = unit_test(tmp_path, *(quiet for _, quiet in CASES.values()))
     assert code == 0, said
-
-
-@needs_kubectl
-def test_kubectl_renders_the_manifests_with_the_option(tmp_path: Path) -> None:
-    shutil.copytree(FOLDER.parent, tmp_path / "kubernetes")
-    with (tmp_path / "kubernetes/kustomization.yaml").open("a") as file:
-        file.write("components:\n  - monitoring\n")
-    documents = {d["kind"]: d for d in kustomized(tmp_path / "kubernetes")}
-    assert {"PodMonitor", "PrometheusRule", "ConfigMap"} <= set(documents)
-    programs = ("daemonset.yaml", "device-plugin/daemonset.yaml", "dra/daemonset.yaml")
-    ports = {p["name"] for d in programs for p in ports_of(FOLDER.parent / d)}
-    assert {e["port"] for e in documents["PodMonitor"]["spec"]["podMetricsEndpoints"]} == ports
-    assert json.loads(documents["ConfigMap"]["data"]["railcni.json"]) == DASHBOARD
-
-
-def ports_of(file: Path) -> list[dict[str, Any]]:
-    pod = yaml.safe_load(file.read_text())["spec"]["template"]["spec"]
-    return [port for container in pod["containers"] for port in container.get("ports", [])]

@@ -16,6 +16,7 @@ from cni.shared import rail
 from cni.shared.spec.errors import InvalidConfig
 from tests.blackbox.command import run_any
 from tests.linted import lint_text
+from tests.machines import Machine
 
 GOOD: dict[str, Any] = {
     "count": 2, "master": "eth_r{rail}", "subnet": "192.168.{rail}.0/24", "addressing": "same-index",
@@ -138,34 +139,13 @@ def test_a_pairing_takes_the_nics_of_the_node_in_their_order() -> None:
 
 
 def test_nics_are_paired_with_the_gpus_that_are_near(tmp_path: Path) -> None:
-    def function(address: str, above: str, numa: int, kind: str) -> Path:
-        folder = tmp_path / "devices" / above / address
-        folder.mkdir(parents=True)
-        (folder / "class").write_text(f"0x{kind}00\n")
-        (folder / "vendor").write_text("0x10de\n" if kind == "0302" else "0x15b3\n")
-        (folder / "numa_node").write_text(f"{numa}\n")
-        link = tmp_path / "bus/pci/devices" / address
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(folder)
-        return folder
-
-    function("0000:81:00.0", "pci0000:80/0000:80:01.0", 1, "0302")
-    function("0000:82:00.0", "pci0000:00/0000:00:01.0", 0, "0302")
-    for name, netdev, address, above, numa in (
-        ("mlx5_0", "ens1", "0000:18:00.0", "pci0000:00/0000:00:01.0", 0),
-        ("mlx5_1", "ens2", "0000:83:00.0", "pci0000:80/0000:80:01.0", 1),
-    ):
-        folder = function(address, above, numa, "0200")
-        device = tmp_path / "class/infiniband" / name
-        (device / "ports/1/gid_attrs/ndevs").mkdir(parents=True)
-        (device / "ports/1/gids").mkdir()
-        (device / "ports/1/link_layer").write_text("Ethernet\n")
-        (device / "ports/1/gid_attrs/ndevs/0").write_text(f"{netdev}\n")
-        (device / "device").symlink_to(folder)
-        (folder / "net" / netdev).mkdir(parents=True)
-        (tmp_path / "class/net").mkdir(exist_ok=True)
-        (tmp_path / "class/net" / netdev).symlink_to(folder / "net" / netdev)
-        (folder / "net" / netdev / "dev_port").write_text("0\n")
+    machine = Machine(tmp_path, nodes=2)
+    machine.gpu("pci0000:80/0000:80:01.0/0000:81:00.0", numa=1)
+    machine.gpu("pci0000:00/0000:00:01.0/0000:82:00.0")
+    for number, place in enumerate(("pci0000:00/0000:00:01.0/0000:18:00.0", "pci0000:80/0000:80:01.0/0000:83:00.0")):
+        nic = machine.nic(place, numa=number)
+        machine.netdev(f"ens{number}", nic)
+        machine.verbs(f"mlx5_{number}", nic, f"ens{number}", size=1)
     assert [nic.pci for nic in plan.nodes_nics("numa", str(tmp_path))] == ["0000:18:00.0", "0000:83:00.0"]
     assert [nic.pci for nic in plan.nodes_nics("gpu", str(tmp_path))] == ["0000:83:00.0", "0000:18:00.0"]
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.lab import pci
 from tests.lab.machine import Machine
 
 MACHINE = os.environ.get("RAILCNI_LAB", "")
@@ -33,6 +34,15 @@ def machine() -> Iterator[Machine]:
     """The guest as a node (tests.node.Node), as it was after its boot."""
     with Machine() as fresh:
         yield fresh
+
+
+@pytest.fixture
+def card(machine: Machine) -> Iterator[Path]:
+    """The first card, which has no virtual functions yet."""
+    found = pci.cards()[0]
+    pci.set_vfs(found, 0)
+    yield found
+    pci.set_vfs(found, 0)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

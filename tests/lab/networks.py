@@ -11,6 +11,7 @@ from tests.faults.inject import KILL, Command, Injector, finished
 from tests.lab.machine import Machine
 from tests.node import ROOT, Pod, Reply
 
+RANGE = {"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"}
 _FLAT_FILE = Path("/etc/cni/net.d/whereabouts.d/whereabouts.conf")
 
 
@@ -19,6 +20,12 @@ def nad(name: str) -> dict[str, Any]:
     document = yaml.safe_load((ROOT / "conf" / "nad" / f"{name}.yaml").read_text())
     config: dict[str, Any] = json.loads(document["spec"]["config"])
     return config
+
+
+def vf_net(address: str) -> dict[str, Any]:
+    """A network for the device at this PCI address, as Multus makes it of what the device plugin gave to the pod."""
+    base = {"cniVersion": "1.0.0", "name": "vf-net", "type": "host-device", "ipam": RANGE}
+    return base | {"runtimeConfig": {"deviceID": address}}
 
 
 def keep_leases_in_a_file() -> None:

@@ -20,66 +20,53 @@ from tests.stores.cluster_api import ClusterServer
 
 MACHINES = ("iommu",)
 _TRIES = 10
-RANGE = {"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"}
 
 
 def test_virtual_functions_are_offered_and_that_of_vfio_with_its_group(
-    machine: Machine, say: Callable[[str], None]
+    machine: Machine, card: Path, say: Callable[[str], None]
 ) -> None:
-    card = pci.cards()[0]
     first, second = pci.set_vfs(card, 2)
-    try:
-        pci.rebind(second, "vfio-pci")
-        with Scene(real=True) as scene:
-            netdev = {"resourceName": "netdev", "selectors": [{"rootDevices": [f"{card.name}#0"]}]}
-            dpdk = {"resourceName": "dpdk", "selectors": [{"drivers": ["vfio-pci"]}]}
-            started(scene, {"resourceList": [netdev, dpdk]})
-            assert offered(scene, 1, "intel.com/netdev") and offered(scene, 1, "intel.com/dpdk"), scene.lines
-            given = scene.kubelet.allocate("pod/netdev", "intel.com/netdev")
-            assert (given.envs["PCIDEVICE_INTEL_COM_NETDEV"], nodes(given)) == (first, [])
-            given = scene.kubelet.allocate("pod/dpdk", "intel.com/dpdk")
-            group = (pci.DEVICES / second / "iommu_group").resolve().name
-            say(f"{second} is offered with group {group} of the IOMMU")
-            assert given.envs["PCIDEVICE_INTEL_COM_DPDK"] == second
-            assert nodes(given) == ["/dev/vfio/vfio", f"/dev/vfio/{group}"]
-    finally:
-        pci.set_vfs(card, 0)
+    pci.rebind(second, "vfio-pci")
+    with Scene(real=True) as scene:
+        netdev = {"resourceName": "netdev", "selectors": [{"rootDevices": [f"{card.name}#0"]}]}
+        dpdk = {"resourceName": "dpdk", "selectors": [{"drivers": ["vfio-pci"]}]}
+        started(scene, {"resourceList": [netdev, dpdk]})
+        assert offered(scene, 1, "intel.com/netdev") and offered(scene, 1, "intel.com/dpdk"), scene.lines
+        given = scene.kubelet.allocate("pod/netdev", "intel.com/netdev")
+        assert (given.envs["PCIDEVICE_INTEL_COM_NETDEV"], nodes(given)) == (first, [])
+        given = scene.kubelet.allocate("pod/dpdk", "intel.com/dpdk")
+        group = (pci.DEVICES / second / "iommu_group").resolve().name
+        say(f"{second} is offered with group {group} of the IOMMU")
+        assert given.envs["PCIDEVICE_INTEL_COM_DPDK"] == second
+        assert nodes(given) == ["/dev/vfio/vfio", f"/dev/vfio/{group}"]
 
 
 def test_a_function_by_its_resource_name_goes_into_the_pod_stays_offered_and_comes_back(
-    machine: Machine, say: Callable[[str], None]
+    machine: Machine, card: Path, say: Callable[[str], None]
 ) -> None:
     """Multus passes the plugin the device of the NAD's resource as deviceID: so does this test, in its place."""
-    card = pci.cards()[0]
     pci.set_vfs(card, 2)
     machine.remember()
-    try:
-        with Scene(real=True) as scene:
-            started(scene, {"resourceList": [{"resourceName": "vf", "selectors": [{"rootDevices": [card.name]}]}]})
-            assert offered(scene, 2, "intel.com/vf"), scene.lines
-            address = scene.kubelet.allocate("pod/vf", "intel.com/vf").envs["PCIDEVICE_INTEL_COM_VF"]
-            config = {"cniVersion": "1.0.0", "name": "vf-net", "type": "host-device", "ipam": RANGE}
-            config |= {"runtimeConfig": {"deviceID": address}}
-            pod = machine.pod()
-            reply = networks.call(machine, "ADD", config, pod)
-            reply.succeeded()
-            say(f"{address} is net1 of the pod, with {reply.addresses[0]}")
-            assert "net1" in pod.view.names() and pci.netdev(address) == ""
-            known = scene.kubelet.resources["intel.com/vf"]
-            assert not scene.kubelet.until(lambda: len(known.healthy) != 2, 5)
-            assert scene.kubelet.free("intel.com/vf") == sorted(known.healthy - {address})
-            networks.call(machine, "DEL", config, pod).succeeded()
-            assert pci.wait_for_netdev(address) and machine.leftovers() == []
-    finally:
-        pci.set_vfs(card, 0)
+    with Scene(real=True) as scene:
+        started(scene, {"resourceList": [{"resourceName": "vf", "selectors": [{"rootDevices": [card.name]}]}]})
+        assert offered(scene, 2, "intel.com/vf"), scene.lines
+        address = scene.kubelet.allocate("pod/vf", "intel.com/vf").envs["PCIDEVICE_INTEL_COM_VF"]
+        config, pod = networks.vf_net(address), machine.pod()
+        reply = networks.call(machine, "ADD", config, pod)
+        reply.succeeded()
+        say(f"{address} is net1 of the pod, with {reply.addresses[0]}")
+        assert "net1" in pod.view.names() and pci.netdev(address) == ""
+        known = scene.kubelet.resources["intel.com/vf"]
+        assert not scene.kubelet.until(lambda: len(known.healthy) != 2, 5)
+        assert scene.kubelet.free("intel.com/vf") == sorted(known.healthy - {address})
+        networks.call(machine, "DEL", config, pod).succeeded()
+        assert pci.wait_for_netdev(address) and machine.leftovers() == []
 
 
 def test_the_capabilities_of_the_component_vfs_are_enough_to_make_them(
-    machine: Machine, tmp_path: Path, say: Callable[[str], None]
+    machine: Machine, card: Path, tmp_path: Path, say: Callable[[str], None]
 ) -> None:
     """The number of a card's VFs, their drivers and MTUs, and whether a process has the node of one open."""
-    card = pci.cards()[0]
-    pci.set_vfs(card, 0)
     (container,) = yaml.safe_load((HERE / "vfs/daemonset.yaml").read_text())["spec"]["template"]["spec"]["containers"]
     added = [f"+{name.lower()}" for name in container["securityContext"]["capabilities"]["add"]]
     file = tmp_path / "config.json"
@@ -92,21 +79,18 @@ def test_the_capabilities_of_the_component_vfs_are_enough_to_make_them(
         bounded = ("setpriv", f"--bounding-set={','.join(['-all', *capabilities])}", str(BIN / "railcni"))
         return command(*bounded, "vfs", "apply", f"--config={file}", "--output=json")
 
-    try:
-        with pytest.raises(AssertionError, match="CAP_NET_ADMIN"):
-            applied(["+sys_ptrace"])
-        pci.set_vfs(card, 0)
-        say(applied(added))
-        first, second = ((card / f"virtfn{number}").resolve().name for number in (0, 1))
-        assert Path(f"/sys/class/net/{pci.netdev(first)}/mtu").read_text().strip() == "1400"
-        assert (pci.DEVICES / second / "driver").resolve().name == "vfio-pci"
-        file.write_text(json.dumps({"virtualFunctions": [rest | {"numVfs": 1}]}))
-        with pytest.raises(AssertionError, match="without CAP_SYS_PTRACE"):
-            applied(["+net_admin"])
-        applied(added)
-        assert (card / "sriov_numvfs").read_text().strip() == "1"
-    finally:
-        pci.set_vfs(card, 0)
+    with pytest.raises(AssertionError, match="CAP_NET_ADMIN"):
+        applied(["+sys_ptrace"])
+    pci.set_vfs(card, 0)
+    say(applied(added))
+    first, second = ((card / f"virtfn{number}").resolve().name for number in (0, 1))
+    assert Path(f"/sys/class/net/{pci.netdev(first)}/mtu").read_text().strip() == "1400"
+    assert (pci.DEVICES / second / "driver").resolve().name == "vfio-pci"
+    file.write_text(json.dumps({"virtualFunctions": [rest | {"numVfs": 1}]}))
+    with pytest.raises(AssertionError, match="without CAP_SYS_PTRACE"):
+        applied(["+net_admin"])
+    applied(added)
+    assert (card / "sriov_numvfs").read_text().strip() == "1"
 
 
 class Server(ClusterServer):
@@ -118,10 +102,9 @@ class Server(ClusterServer):
 
 @pytest.mark.skipif(not MULTUS, reason="RAILCNI_TEST_MULTUS is to name an executable of Multus")
 def test_a_function_of_the_resource_of_a_NAD_becomes_net1_by_multus_and_comes_back(
-    machine: Machine, tmp_path: Path, say: Callable[[str], None]
+    machine: Machine, card: Path, tmp_path: Path, say: Callable[[str], None]
 ) -> None:
     """Multus asks the tests' API server for the pod and its NAD, and the tests' kubelet for the device of its resource."""
-    card = pci.cards()[0]
     pci.set_vfs(card, 2)
     machine.dummy()
     machine.remember()
@@ -132,7 +115,7 @@ def test_a_function_of_the_resource_of_a_NAD_becomes_net1_by_multus_and_comes_ba
             started(scene, {"resourceList": [{"resourceName": "vf", "selectors": [{"rootDevices": [card.name]}]}]})
             assert offered(scene, 2, "intel.com/vf"), scene.lines
             address = scene.kubelet.allocate("team/one/main", "intel.com/vf").envs["PCIDEVICE_INTEL_COM_VF"]
-            network = {"cniVersion": "1.0.0", "name": "vf-net", "type": "host-device", "ipam": RANGE}
+            network = {"cniVersion": "1.0.0", "name": "vf-net", "type": "host-device", "ipam": networks.RANGE}
             named = {"annotations": {"k8s.v1.cni.cncf.io/resourceName": "intel.com/vf"}}
             nads = "network-attachment-definitions"
             server.add(nads, "team", "vf-net", metadata=named, spec={"config": json.dumps(network)})
@@ -157,4 +140,3 @@ def test_a_function_of_the_resource_of_a_NAD_becomes_net1_by_multus_and_comes_ba
             assert pci.wait_for_netdev(address) and machine.leftovers(settle=30) == []
     finally:
         server.close()
-        pci.set_vfs(card, 0)

@@ -9,11 +9,11 @@ import pytest
 
 from tests.lab import networks, pci
 from tests.lab.machine import Machine
+from tests.lab.networks import vf_net
 from tests.node import until
 from tests.view import lasting
 
 MACHINES = ("sriov",)
-RANGE = {"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"}
 Say = Callable[[str], None]
 
 
@@ -28,23 +28,17 @@ def vf(machine: Machine) -> Iterator[tuple[str, dict[str, Any]]]:
         yield nic.vfs[0], lasting(machine.host.link("ens1f0v0"))
 
 
-def config(address: str, **more: Any) -> dict[str, Any]:
-    """As Multus makes it of the device that the SR-IOV device plugin gave to the pod."""
-    base = {"cniVersion": "1.0.0", "name": "vf-net", "type": "host-device", "ipam": RANGE}
-    return base | {"runtimeConfig": {"deviceID": address}} | more
-
-
 def test_a_VF_goes_into_the_pod_and_comes_back_whole(machine: Machine, vf: tuple[str, Any], say: Say) -> None:
     address, before = vf
     pod = machine.pod()
-    reply = networks.call(machine, "ADD", config(address), pod)
+    reply = networks.call(machine, "ADD", vf_net(address), pod)
     reply.succeeded()
     inside = pod.view.link("net1")
     say(f"{address} is net1 {inside.mac} {inside.texts} of the pod, and {pci.netdev(address) or 'no netdev'} here")
     assert inside.texts == ["192.168.111.1/24"] and inside.up and inside.mac == before["identity"][2]
     assert pci.netdev(address) == ""
-    networks.call(machine, "CHECK", config(address) | {"prevResult": reply.document}, pod).succeeded()
-    networks.call(machine, "DEL", config(address), pod).succeeded()
+    networks.call(machine, "CHECK", vf_net(address) | {"prevResult": reply.document}, pod).succeeded()
+    networks.call(machine, "DEL", vf_net(address), pod).succeeded()
     assert lasting(machine.host.link("ens1f0v0")) == before
     assert pci.netdev(address) == "ens1f0v0"
     assert machine.leftovers() == []
@@ -53,11 +47,11 @@ def test_a_VF_goes_into_the_pod_and_comes_back_whole(machine: Machine, vf: tuple
 def test_a_VF_whose_pod_has_gone_comes_back_whole(machine: Machine, vf: tuple[str, Any], say: Say) -> None:
     address, before = vf
     pod = machine.pod()
-    networks.call(machine, "ADD", config(address), pod).succeeded()
+    networks.call(machine, "ADD", vf_net(address), pod).succeeded()
     machine.delete_pod(pod)
     assert pci.wait_for_netdev(address)
     say(f"the kernel gave it back as {pci.netdev(address)}")
-    networks.call(machine, "DEL", config(address), pod).succeeded()
+    networks.call(machine, "DEL", vf_net(address), pod).succeeded()
     assert until(lambda: lasting(machine.host.link("ens1f0v0")) == before, 10), machine.host.links()
     assert machine.leftovers() == []
 
@@ -65,12 +59,12 @@ def test_a_VF_whose_pod_has_gone_comes_back_whole(machine: Machine, vf: tuple[st
 def test_a_VF_that_another_pod_has_is_refused_and_stays_with_it(machine: Machine, vf: tuple[str, Any]) -> None:
     address, _ = vf
     first, second = machine.pod("pod1"), machine.pod("pod2")
-    networks.call(machine, "ADD", config(address), first).succeeded()
-    reply = networks.call(machine, "ADD", config(address), second)
+    networks.call(machine, "ADD", vf_net(address), first).succeeded()
+    reply = networks.call(machine, "ADD", vf_net(address), second)
     assert reply.status == 1 and "pod1" in reply.msg, reply.document
-    networks.call(machine, "DEL", config(address), second).succeeded()
+    networks.call(machine, "DEL", vf_net(address), second).succeeded()
     assert first.view.link("net1").texts == ["192.168.111.1/24"]
-    networks.call(machine, "DEL", config(address), first).succeeded()
+    networks.call(machine, "DEL", vf_net(address), first).succeeded()
     assert machine.leftovers() == []
 
 
@@ -89,9 +83,9 @@ def test_a_VF_without_a_visible_PF_is_attached(machine: Machine, vf: tuple[str, 
     try:
         assert not (place / "physfn").exists() and pci.netdev(address) == "ens1f0v0"
         pod = machine.pod()
-        networks.call(machine, "ADD", config(address), pod).succeeded()
+        networks.call(machine, "ADD", vf_net(address), pod).succeeded()
         assert pod.view.link("net1").texts == ["192.168.111.1/24"]
-        networks.call(machine, "DEL", config(address), pod).succeeded()
+        networks.call(machine, "DEL", vf_net(address), pod).succeeded()
         assert lasting(machine.host.link("ens1f0v0")) == before
     finally:
         subprocess.run(["umount", place], check=True)

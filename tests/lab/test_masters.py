@@ -10,13 +10,12 @@ from tests.lab.machine import Machine, command, gids
 from tests.node import until
 
 MACHINES = ("roce",)
-RANGE = {"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"}
 ADDRESS = "0000:0000:0000:0000:0000:ffff:c0a8:6f01"
 Say = Callable[[str], None]
 
 
 def config(master: str) -> dict[str, Any]:
-    return {"cniVersion": "1.1.0", "name": "net", "type": "macvlan", "master": master, "ipam": RANGE}
+    return {"cniVersion": "1.1.0", "name": "net", "type": "macvlan", "master": master, "ipam": networks.RANGE}
 
 
 @pytest.fixture

@@ -1,11 +1,9 @@
 """`railcni vfs` and the device plugin make virtual functions of a real card, and never while one that would go is in use."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from cni.resources.config import read
 from cni.resources.vfs import cards
@@ -17,15 +15,6 @@ from tests.lab.test_device_plugin import offered, started
 from tests.node import BIN, until
 
 MACHINES = ("iommu",)
-RANGE = {"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"}
-
-
-@pytest.fixture
-def card(machine: Machine) -> Iterator[Path]:
-    found = pci.cards()[0]
-    pci.set_vfs(found, 0)
-    yield found
-    pci.set_vfs(found, 0)
 
 
 def policies(card: Path, number: int) -> list[dict[str, Any]]:
@@ -94,9 +83,7 @@ def test_vfs_have_the_same_macs_each_time_and_keep_those_that_are_set(card: Path
 def test_a_vf_in_a_pod_keeps_its_card_as_it_is(machine: Machine, card: Path, say: Callable[[str], None]) -> None:
     assert applied(card, 2)[1] == []
     (vf,) = [(card / "virtfn0").resolve().name]
-    config = {"cniVersion": "1.0.0", "name": "vf-net", "type": "host-device", "ipam": RANGE}
-    config |= {"runtimeConfig": {"deviceID": vf}}
-    pod = machine.pod("holder")
+    config, pod = networks.vf_net(vf), machine.pod("holder")
     networks.call(machine, "ADD", config, pod).succeeded()
     done, (reason,) = applied(card, 3)
     say(reason)

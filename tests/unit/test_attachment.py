@@ -1,6 +1,5 @@
 """The attachment records and their locks; state that a newer version has written is refused by name, and stays."""
 
-import os
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -126,19 +125,6 @@ def test_a_lock_is_the_byte_that_version_0_1_0_locks_and_no_other(records: Recor
     with held, open(f"{records.directory}/lock", "r+b") as file:
         free = {name for name, (offset, _) in LOCKS.items() if locks.try_lock_byte(file.fileno(), offset)}
     assert free == LOCKS.keys() - {lock}
-
-
-def test_a_lock_goes_with_the_process_that_held_it(records: Records) -> None:
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        records.locked(NET1, "link")
-        os.write(writing, b"1")
-        os.kill(os.getpid(), 9)
-    os.read(reading, 1)
-    os.waitpid(child, 0)
-    with records.locked(NET1, "link", seconds=5):
-        pass
 
 
 def test_a_state_directory_that_cannot_be_made_is_named_with_the_remedy(tmp_path: Path) -> None:

@@ -544,16 +544,6 @@ def test_no_value_of_a_flat_file_that_the_network_chose_is_told_whatever_is_wron
             assert "s3cr3t" not in text and "4711" not in text, text
 
 
-@pytest.mark.parametrize("key", FLAT_KEYS)
-def test_the_details_of_an_error_do_not_repeat_its_message(key: str) -> None:
-    outer, _, inner = key.partition(".")
-    for value in VALUES:
-        block = {"range": "nonsense", "routes": [{"dst": "wrong" * 60}], outer: {inner: value} if inner else value}
-        with pytest.raises(InvalidConfig) as caught:
-            config_of(block)
-        assert "details" not in caught.value.document("1.1.0")
-
-
 SAID: dict[str, tuple[str, str]] = {
     "one\ntwo": ("a: b", "one\ntwo"), "two": ("one; and more", "one\ntwo"), "": ("2 faults: one; two", "one\n two\n\n"),
 }  # fmt: skip
@@ -625,11 +615,8 @@ def test_a_del_is_not_refused_for_want_of_a_store() -> None:
 
 @pytest.mark.parametrize(("block", "told"), [
     ({"range": "10.0.0.0/33"}, 'ipam.range "10.0.0.0/33": want a CIDR or first-last/length'),
-    ({"range": "10.0.0.0"}, 'ipam.range "10.0.0.0": want a CIDR or first-last/length'),
     ({"range": 10}, "ipam.range 10: want a string"),
-    ({"range": "10.0.0.9-10.0.0.2/24"}, "starts after its end"),
     ({"range": "10.0.1.9-10.0.0.2/24"}, "starts outside of 10.0.0.0/24"),
-    ({"range": "fd00::1-10.0.0.2/24"}, "mixes IPv4 and IPv6"),
     ({**RANGE, "range_start": "10.0.1.1"}, 'ipam.range_start "10.0.1.1": want an address of the range 10.0.0.0/24'),
     ({**RANGE, "range_end": "fd00::1"}, 'ipam.range_end "fd00::1": want an address of the range 10.0.0.0/24'),
     ({**RANGE, "range_start": "x"}, 'ipam.range_start "x": want an IPv4 or IPv6 address'),

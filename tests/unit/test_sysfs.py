@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from cni.shared.kernel import node, sysfs
+from tests.sysfs import Tree
 
 PF = "devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0"
 VF = "devices/pci0000:3a/0000:3a:00.0/0000:3b:00.2"
-VFIO = "devices/pci0000:3a/0000:3a:00.0/0000:3b:00.3"
-UNBOUND = "devices/pci0000:3a/0000:3a:00.0/0000:3b:00.4"
-SF = f"{PF}/mlx5_core.sf.4"
+SF, RDMA = f"{PF}/mlx5_core.sf.4", f"{PF}/mlx5_core.rdma.0"
 VIRTIO = "devices/pci0000:00/0000:00:03.0"
 VMD = "devices/pci0000:00/0000:00:0e.0/pci10000:00/10000:00:01.0/10000:01:00.0"
 
@@ -20,39 +19,24 @@ VMD = "devices/pci0000:00/0000:00:0e.0/pci10000:00/10000:00:01.0/10000:01:00.0"
 @pytest.fixture
 def root(tmp_path: Path) -> str:
     """A PF of a ConnectX with a VF and a scalable function, a VF for DPDK, one without a driver, a virtio NIC, a VMD."""
-    for device, driver, netdevs in (
-        (PF, "mlx5_core", ["net/ens2f0", "net/ens2f0_rep"]),
-        (VF, "mlx5_core", ["net/ens2f0v0"]),
-        (VFIO, "vfio-pci", []),
-        (UNBOUND, "", []),
-        (VIRTIO, "virtio-pci", ["virtio2/net/eth0"]),
-        (VMD, "mlx5_core", ["net/ens9"]),
-    ):
-        folder = tmp_path / device
-        folder.mkdir(parents=True, exist_ok=True)
-        link(tmp_path / "bus/pci/devices" / folder.name, folder)
-        if driver:
-            target = tmp_path / "bus/pci/drivers" / driver
-            target.mkdir(parents=True, exist_ok=True)
-            link(folder / "driver", target)
+    tree = Tree(tmp_path)
+    port = ["0000:3a:00.0"]
+    for address, above, driver, netdevs in (
+        ("0000:3b:00.0", port, "mlx5_core", ["ens2f0", "ens2f0_rep"]), ("0000:3b:00.2", port, "mlx5_core", ["ens2f0v0"]),
+        ("0000:3b:00.3", port, "vfio-pci", []), ("0000:3b:00.4", port, "", []), ("0000:00:03.0", [], "virtio-pci", []),
+        ("10000:01:00.0", ["0000:00:0e.0", "pci10000:00", "10000:00:01.0"], "mlx5_core", ["ens9"]),
+    ):  # fmt: skip
+        tree.pci(address, above, driver)
         for netdev in netdevs:
-            add_netdev(tmp_path, folder / netdev)
-    add_netdev(tmp_path, tmp_path / SF / "net/ens2f0s4")
-    link(tmp_path / "bus/auxiliary/devices/mlx5_core.sf.4", tmp_path / SF)
-    link(tmp_path / "bus/auxiliary/devices/mlx5_core.rdma.0", tmp_path / PF / "mlx5_core.rdma.0")
-    (tmp_path / PF / "mlx5_core.rdma.0").mkdir()
-    add_netdev(tmp_path, tmp_path / "devices/virtual/net/lo")
-    return str(tmp_path)
-
-
-def link(place: Path, target: Path) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.symlink_to(os.path.relpath(target, place.parent))
-
-
-def add_netdev(root: Path, folder: Path) -> None:
-    folder.mkdir(parents=True)
-    link(root / "class/net" / folder.name, folder)
+            tree.netdev(netdev, pci=address)
+    for place, link in (
+        (f"{VIRTIO}/virtio2/net/eth0", "class/net/eth0"), (f"{SF}/net/ens2f0s4", "class/net/ens2f0s4"),
+        (SF, "bus/auxiliary/devices/mlx5_core.sf.4"), (RDMA, "bus/auxiliary/devices/mlx5_core.rdma.0"),
+    ):  # fmt: skip
+        (tmp_path / place).mkdir(parents=True, exist_ok=True)
+        tree.link(link, tmp_path / place)
+    tree.netdev("lo")
+    return str(tree)
 
 
 def test_the_netdevs_of_a_device_are_found_in_order_of_name(root: str) -> None:
@@ -91,18 +75,6 @@ def test_the_pci_path_of_a_netdev_is_that_of_the_nearest_pci_device(root: str) -
     }  # fmt: skip
     assert sysfs.pci_path_of_netdev("lo", root) == ""
     assert sysfs.pci_path_of_netdev("none", root) == ""
-
-
-def test_every_netdev_of_this_machine_is_found_again_by_its_pci_path() -> None:
-    names = os.listdir("/sys/class/net") if Path("/sys/class/net").is_dir() else []
-    paths = {name: path for name in names if (path := sysfs.pci_path_of_netdev(name))}
-    if not paths:
-        pytest.skip("this machine has no netdev on a PCI device: run on one that has")
-    for name, path in paths.items():
-        address = path.rpartition("/")[2]
-        assert sysfs.is_pci(address)
-        assert sysfs.driver_of_pci(address)
-        assert name in sysfs.netdevs_of_path(path) or sysfs.netdevs_of_pci(address)
 
 
 def test_the_path_of_a_device_of_a_bus_tells_the_pci_device_above_it(root: str) -> None:
