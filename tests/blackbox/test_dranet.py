@@ -149,7 +149,7 @@ def test_a_device_gets_an_address_keeps_it_when_asked_again_and_gives_it_back(sh
 @pytest.fixture
 def cluster(node: Node) -> Iterator[ClusterServer]:
     with node.host.entered():
-        server = ClusterServer(PORT)
+        server = ClusterServer(port=PORT)
     folder = node.path(DIRECTORY)
     folder.mkdir(parents=True)
     (folder / "whereabouts.kubeconfig").write_text(KUBECONFIG)
@@ -168,7 +168,7 @@ def test_the_leases_of_claims_that_are_gone_are_freed_and_no_others(cluster: Clu
     assert webhook.give(claim="sandbox-of-another-driver")[0] == 200
     held = webhook.leases()
     cluster.forbidden = {("list", "resourceclaims")}
-    del cluster.readable["resourceclaims"]["team", other]
+    del cluster.core.objects["resourceclaims", "team", other]
     time.sleep(1)
     assert webhook.leases() == held
     cluster.forbidden = set()
