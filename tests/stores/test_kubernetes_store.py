@@ -353,18 +353,6 @@ def test_a_lock_is_waited_for_as_long_as_others_release_it(cluster: Cluster) -> 
     assert f"PATCH {POOLS}/{POOL}" in cluster.asked(), "the call went on without the lock"
 
 
-@pytest.mark.well("it scripts the answer to each request")
-def test_an_add_that_others_forestall_goes_on_when_the_time_is_over_in_which_a_server_must_answer(
-    cluster: Cluster,
-) -> None:
-    """How it ends when they never stop is in test_unwell_servers.py."""
-    cluster.call("ADD", "c1")
-    refused = 409, Refusal(409, "Conflict", "the object has been modified").document
-    over = time.monotonic() + 1.5
-    cluster.server.faults = lambda method, *_: refused if method == "PATCH" and time.monotonic() < over else None
-    assert cluster.call("ADD", "c2", seconds=1) == ["10.0.0.2/24"]
-
-
 # --- lease rules with Go's leases ---
 
 
