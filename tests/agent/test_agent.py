@@ -103,9 +103,8 @@ def test_a_token_that_rotates_reaches_the_kubeconfig_and_the_plugin_goes_on(rig:
 
 def test_the_agent_itself_goes_on_with_the_new_token_and_a_new_authority(rig: Rig) -> None:
     rig.server.tokens = {"token.number.1"}
-    rig.allocate(a2=("c2", "team/gone"), a3=("c3", "team/gone"))
-    rig.reserve(2, owner("c2", "team/gone"))
-    rig.reserve(3, owner("c3", "team/gone"))
+    rig.hold("kubernetes", 2, owner("c2", "team/gone"))
+    rig.hold("kubernetes", 3, owner("c3", "team/gone"))
     rig.server.add_pod("team", "gone", node="n1")
     agent = rig.agent("n1")
     agent.passes()
@@ -280,8 +279,7 @@ def test_a_folder_in_which_no_plugin_looks_for_the_flat_file_is_told_once(rig: R
 def test_a_pending_release_is_made_when_the_server_is_there_again(rig: Rig) -> None:
     whose = owner("c1", "team/live")
     rig.server.add_pod("team", "live", node="n1")
-    rig.allocate(a1=("c1", "team/live"))
-    rig.reserve(1, whose)
+    rig.hold("kubernetes", 1, whose)
     rig.record("n1", 1, whose, pending=True)
     away: dict[str, Any] = {"kind": "Status", "status": "Failure", "code": 503, "message": "away", "metadata": {}}
     rig.server.faults = lambda method, resource, number: (503, away)
@@ -323,8 +321,7 @@ def test_one_of_all_is_elected_and_another_follows_when_it_ends_or_is_killed(rig
 
 
 def test_who_loses_the_lease_looks_after_no_others_node_at_once(rig: Rig) -> None:
-    rig.allocate(a1=("c1", "team/gone"))
-    rig.reserve(1, owner("c1", "team/gone", node="deleted"))
+    rig.hold("kubernetes", 1, owner("c1", "team/gone", node="deleted"))
     agent = rig.agent("n1", "--grace=1.5")
     assert agent.says("it is freed if this is still so"), agent.log
     lease = rig.server.core.get(ELECTION)
@@ -353,8 +350,7 @@ def test_each_agent_renews_a_lease_of_its_nodes_name(rig: Rig, how: str) -> None
 
 
 def test_an_agent_with_the_rights_of_a_former_version_says_so_once_and_frees_no_lost_nodes_leases(rig: Rig) -> None:
-    rig.allocate(a1=("c1", "team/gone"))
-    rig.reserve(1, owner("c1", "team/gone", node="deleted"))
+    rig.hold("kubernetes", 1, owner("c1", "team/gone", node="deleted"))
     rig.server.forbidden |= {(verb, "leases") for verb in ("get", "list", "create", "patch")}
     agent = rig.agent("n1", "--lease-seconds=0.1")
     assert agent.says('task="Lease of this node"'), agent.log
@@ -532,8 +528,7 @@ def test_the_election_is_renewed_between_the_pages_of_a_long_reading(rig: Rig) -
     rig.server.core.add_node("silent", ready=False)
     for number in range(20):
         rig.server.add_pod("team", f"p{number}", node="n2")
-    rig.allocate(a1=("c1", "team/gone"))
-    rig.reserve(1, owner("c1", "team/gone", node="elsewhere"))
+    rig.hold("kubernetes", 1, owner("c1", "team/gone", node="elsewhere"))
     rig.server.faults = lambda method, resource, number: time.sleep(0.15) if resource == "pods" else None
     agent = rig.agent("n1")  # elected for 1.3 s at each renewal; the pods take 3 s
     agent.passes(3)

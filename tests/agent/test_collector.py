@@ -8,7 +8,7 @@ import time
 import pytest
 
 from ipam.stores.apiserver.resources import MOVED
-from tests.agent.rig import GRACE, IFNAME, POOL, POOLS, RESERVATIONS, Rig, owner, status_of
+from tests.agent.rig import GRACE, IFNAME, POOL, POOLS, RESERVATIONS, Rig, owner
 from tests.node import until
 from tests.stores import kubernetes_api, kubernetes_proxy
 
@@ -19,8 +19,7 @@ HERE = "/proc/self/ns/net"
 
 def test_a_lease_that_a_del_has_freed_is_no_suspect(rig: Rig) -> None:
     rig.server.add_pod("team", "web", node="n1")
-    rig.allocate(a2=("c2", "team/web"))
-    rig.reserve(2, owner("c2", "team/web"))
+    rig.hold("kubernetes", 2, owner("c2", "team/web"))
     agent = rig.agent("n1", "--grace=600")
     agent.passes()
     rig.allocate()
@@ -32,21 +31,6 @@ def test_a_lease_that_a_del_has_freed_is_no_suspect(rig: Rig) -> None:
     assert sorted(listed) == ["addressleases", "overlappingrangeipreservations"], "not listed at each look"
 
 
-def test_only_after_a_grace_is_it_freed_and_a_new_agent_begins_anew(rig: Rig) -> None:
-    rig.allocate(a2=("c2", "team/gone"))
-    rig.reserve(2, owner("c2", "team/gone"))
-    first = rig.agent("n1", "--grace=600")
-    assert first.says("freed if this is still so in 600 s")
-    first.passes(2)
-    assert first.metric("ipam_allocations_gc_candidates") == 1
-    assert rig.offsets() == ["2"]
-    first.end()
-    second = rig.agent("n1", "--grace=600")
-    assert second.says("freed if this is still so in 600 s")
-    second.passes(2)
-    assert rig.offsets() == ["2"]
-
-
 def test_a_reservation_without_a_lease_that_an_add_takes_over_at_the_last_moment_stays(rig: Rig) -> None:
     """The ADD changes it in place, so its UID stays."""
     rig.reserve(2, owner("c2", "team/gone"))
@@ -56,8 +40,7 @@ def test_a_reservation_without_a_lease_that_an_add_takes_over_at_the_last_moment
         if (method, resource) == ("DELETE", RESERVATIONS) and not taken.is_set():
             taken.set()
             rig.server.core.add_pod("team", "new", "n1")
-            rig.allocate(a2=("c9", "team/new"))
-            rig.reserve(2, owner("c9", "team/new"))
+            rig.hold("kubernetes", 2, owner("c9", "team/new"))
 
     rig.server.faults = takes
     agent = rig.agent("n1")
@@ -65,15 +48,6 @@ def test_a_reservation_without_a_lease_that_an_add_takes_over_at_the_last_moment
     agent.passes()
     assert rig.offsets() == ["2"]
     assert rig.reservations() == ["10.0.0.2"]
-
-
-def test_a_static_pod_has_another_uid_on_its_node(rig: Rig) -> None:
-    rig.server.add_pod("team", "static-n1", node="n1", static_uid="on-the-node", status=status_of("10.0.0.77"))
-    rig.allocate(a1=("c1", "team/static-n1"), a2=("c2", "team/gone"))
-    rig.reserve(1, owner("c1", "team/static-n1", uid="on-the-node"))
-    rig.reserve(2, owner("c2", "team/gone"))
-    agent = rig.agent("n1")
-    assert agent.settles(lambda: rig.offsets(), ["1"]), agent.log
 
 
 def test_what_names_no_pod_or_belongs_to_an_ipam_claim_is_never_freed(rig: Rig) -> None:
@@ -102,8 +76,7 @@ def test_a_definition_without_ifname_is_told_of_and_its_leases_are_freed(
 
 
 def test_when_the_pods_cannot_be_told_nothing_is_freed(rig: Rig) -> None:
-    rig.allocate(a2=("c2", "team/gone"))
-    rig.reserve(2, owner("c2", "team/gone"))
+    rig.hold("kubernetes", 2, owner("c2", "team/gone"))
     not_found = {"kind": "Status", "status": "Failure", "code": 404, "message": "no such path", "metadata": {}}
     rig.server.faults = lambda method, resource, number: (404, not_found) if resource == "pods" else None
     began = time.time()

@@ -218,19 +218,6 @@ def test_a_node_that_is_gone_or_out_of_service_is_looked_after_by_the_elected_ag
     assert until(lambda: rig.held(kind) == [3], 20)
 
 
-def test_a_new_agent_waits_for_a_silent_node_that_may_be_the_one_that_a_lease_names_otherwise(
-    rig: Rig, kind: str
-) -> None:
-    rig.server.core.add_node("silent.example.org", ready=False)
-    rig.hold(kind, 1, owner("c1", "team/web", node="silent", boot="another"))
-    agent = rig.agent("n1")
-    assert agent.says("node silent.example.org is not ready, and the pod may still run there"), agent.log
-    agent.passes(4)
-    assert rig.held(kind) == [1]
-    rig.server.core.add_node("silent.example.org", ready=False, out_of_service=True)
-    assert until(lambda: rig.held(kind) == [], 20), agent.log
-
-
 def test_the_store_that_is_not_defined_is_empty_and_hinders_nothing(rig: Rig, kind: str) -> None:
     other = {ADDRESSES} if kind == "kubernetes" else {POOLS, RESERVATIONS}
     rig.server.resources -= other
@@ -256,18 +243,6 @@ def test_what_is_exhausted_is_told_by_the_part_of_a_pool_that_the_nads_give(rig:
     rig.hold(kind, 7, owner("c7", "team/live", node="n2"))
     message = "pool 10.0.0.0-24 is exhausted: all its 5 addresses are leased"
     assert until(lambda: ("PoolExhausted", "Node n1", message) in rig.events(), 20), agent.log
-
-
-def test_all_is_read_in_pages(rig: Rig, kind: str) -> None:
-    rig.server.add_pod("team", "live", node="n2")
-    for offset in range(1, 6):
-        rig.hold(kind, offset, owner(f"c{offset}", "team/live", node="n2"))
-    agent = rig.agent("n1", "--grace=1", "--every=0.2")
-    agent.passes(3)
-    kinds = (ADDRESSES,) if kind == "addresslease" else (POOLS, RESERVATIONS)
-    listed = [query for path, query in rig.server.queries if path in kinds and "dryRun" not in query]
-    assert listed
-    assert all(int(query["limit"][0]) <= 500 for query in listed)
 
 
 def test_what_a_store_remembers_too_long_is_forgotten(rig: Rig, kind: str) -> None:

@@ -540,26 +540,6 @@ def test_a_users_defaults_of_kubectl_change_nothing(cluster: Cluster) -> None:
     assert cluster.is_clean()
 
 
-# What kubectl says of this file's server, as of a real one with its kubelet.
-UNKIND = {
-    "logs railcni-n1 -c other": (1, "container other is not valid for pod railcni-n1"),
-    "logs railcni-n2 -c agent": (1, 'container "agent" in pod "railcni-n2" is waiting to start: PodInitializing'),
-    "logs railcni-n2 -c agent --follow --pod-running-timeout=1s": (1, "is waiting to start: PodInitializing"),
-    "exec railcni-n2 -c agent -- true": (1, 'container not found ("agent")'),
-    "exec railcni-n1 -c other -- true": (1, "other"),
-    "exec railcni-n9 -c agent -- true": (1, 'pods "railcni-n9" not found'),
-    "exec railcni-n1 -c agent -- true": (7, "exit code 7"),
-}
-
-
-def test_the_server_of_these_tests_refuses_what_a_real_one_refuses(cluster: Cluster) -> None:
-    cluster.nodes.answers = ["sh", "-c", "exit 7"]
-    for words, (code, said) in UNKIND.items():
-        argv = ["kubectl", "--namespace=railcni", *words.split()]
-        done = subprocess.run(argv, env=cluster.environ, capture_output=True, text=True)
-        assert (done.returncode, said in done.stderr) == (code, True), (words, done.stderr)
-
-
 def test_what_cannot_be_done_is_refused_with_its_reason(cluster: Cluster) -> None:
     for place, named in (
         ("n3", "no agent on node n3: want one of n1, n2"),

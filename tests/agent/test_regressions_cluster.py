@@ -93,9 +93,8 @@ def test_an_address_that_its_pool_does_not_hold_is_missed_by_check_and_given_to_
 def test_the_living_pods_address_stays_when_a_dead_one_of_its_name_is_collected(rig: Rig) -> None:
     """#176: a StatefulSet's pod is made again elsewhere; the reconciler kept the dead one's address, and freed the other."""
     new = rig.server.add_pod("team", "web-0", node="n2", status=status_of("10.0.0.1"))
-    rig.allocate(a1=("new", "team/web-0"), a2=("old", "team/web-0"))
-    rig.reserve(1, owner("new", "team/web-0", node="n2", uid=new))
-    rig.reserve(2, owner("old", "team/web-0", node="n1", uid="old"))
+    rig.hold("kubernetes", 1, owner("new", "team/web-0", node="n2", uid=new))
+    rig.hold("kubernetes", 2, owner("old", "team/web-0", node="n1", uid="old"))
     agent = rig.agent("n1")
     assert agent.settles(lambda: rig.offsets(), ["1"]), agent.log
     assert rig.reservations() == ["10.0.0.1"]

@@ -146,7 +146,7 @@ def test_a_device_gets_an_address_keeps_it_when_asked_again_and_gives_it_back(sh
 @pytest.fixture
 def cluster(node: Node) -> Iterator[ClusterServer]:
     with node.host.entered():
-        server = ClusterServer(PORT)
+        server = ClusterServer(port=PORT)
     node.write(f"{DIRECTORY}/whereabouts.kubeconfig", KUBECONFIG)
     flat = {"datastore": "addresslease", "kubernetes": {"kubeconfig": f"{DIRECTORY}/whereabouts.kubeconfig"}}
     node.write(f"{DIRECTORY}/whereabouts.conf", flat)
@@ -163,7 +163,7 @@ def test_the_leases_of_claims_that_are_gone_are_freed_and_no_others(cluster: Clu
     assert webhook.give(claim="sandbox-of-another-driver")[0] == 200
     held = webhook.leases()
     cluster.forbidden = {("list", "resourceclaims")}
-    del cluster.readable["resourceclaims"]["team", other]
+    del cluster.core.objects["resourceclaims", "team", other]
     time.sleep(1)
     assert webhook.leases() == held
     cluster.forbidden = set()

@@ -23,7 +23,7 @@ class Cluster:
         self.kubeconfig = self.server.kubeconfig(folder)
         self.report = str(folder / "report.json")
         self.server.add_network("rdma-net")
-        self.server.run_node("node-1")
+        self.server.core.add_node("node-1")
 
     def lease(self, n: int, pod: str = "", *, reserved: bool = True, **entry: Any) -> None:
         """The allocation at offset N, of team/pN in container cN, as Go whereabouts writes it."""
@@ -178,7 +178,7 @@ def test_a_pod_that_comes_after_the_second_look_keeps_its_lease(cluster: Cluster
     known = len(cluster.server.seen)
 
     def come(method: str, resource: str, number: int) -> Any:
-        if resource == "ippools" and number > known and "p1" not in str(cluster.server.readable["pods"]):
+        if resource == "ippools" and number > known and not cluster.server.core.named("pods"):
             reads = [place for _, place, _ in cluster.server.seen[known:] if place == f"ippools/{POOL}"]
             if reads:  # the pool is read by itself: this is the last look before the change
                 cluster.server.run_pod("p1", phase="Pending")
@@ -242,9 +242,9 @@ def test_an_attachment_that_comes_between_the_readings_is_no_finding(cluster: Cl
 
 def test_what_only_the_second_look_shows_is_no_finding(cluster: Cluster) -> None:
     cluster.lease(3)  # dead: so there is a second look
-    lists = cluster.server.lists
 
     def between(method: str, resource: str, number: int) -> Any:
+        lists = cluster.server.lists
         if lists.count("pods") == 1 and lists[-1] == "network-attachment-definitions":
             cluster.server.run_pod("p2", IP(2))  # in the second look, before its pods are read: its lease comes later
         return None
@@ -278,6 +278,7 @@ def test_a_report_of_another_store_or_none_is_refused(cluster: Cluster, tmp_path
 
 
 def test_a_cluster_that_lacks_networks_and_slices_is_read_all_the_same(cluster: Cluster) -> None:
-    cluster.server.defined -= {"network-attachment-definitions", "nodeslicepools"}
+    del cluster.server.core.objects["network-attachment-definitions", "team", "rdma-net"]
+    cluster.server.resources.remove("nodeslicepools")
     cluster.lease(1)
     assert cluster.audit() == [("lease-without-pod", "reclaim", IP(1))]

@@ -10,7 +10,7 @@ import pytest
 from ipam.stores import base
 from ipam.stores.base import Store
 from tests import served
-from tests.stores import kubernetes_proxy
+from tests.stores import certificates, kubernetes_proxy
 from tests.stores.kinds import KINDS, Kind
 from tests.stores.kubernetes_api import ApiServer
 from tests.stores.places import MAKERS, SHARED, Place, made
@@ -54,6 +54,14 @@ def server(request: pytest.FixtureRequest) -> Iterator[ApiServer]:
             server.url = server.url.replace(f":{server.port}", f":{unwell.port}")
             yield server
     server.close()
+
+
+@pytest.fixture(scope="session")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with certificates."""
+    directory = tmp_path_factory.mktemp("pki")
+    certificates.make(directory)
+    return directory
 
 
 @pytest.fixture

@@ -66,7 +66,7 @@ class Place:
         self.hurry = pytest.MonkeyPatch()  # undone by `mend`
 
     def call(self, verb: str, container: str = "c1", pod: str = "", **more: Any) -> list[str]:
-        """What an ADD gives, without lengths. `node`, `uid`, `ip`, `config`: else as `ipam`, into the block."""
+        """What an ADD gives, without lengths. `node`, `uid`, `ip`, `ifname`, `config`: else as `ipam`, into the block."""
         node = more.pop("node", "node-1")
         args = (
             f"K8S_POD_NAMESPACE=ns;K8S_POD_NAME={pod};K8S_POD_UID={more.pop('uid', '')}" if pod else "IgnoreUnknown=1"
@@ -74,8 +74,9 @@ class Place:
         if ip := more.pop("ip", ""):
             args += f";IP={ip}"
         config = {"cniVersion": "1.1.0", "name": "rdma-net", **more.pop("config", {})}
+        environ = {"CNI_ARGS": args, "NODENAME": node, "CNI_IFNAME": more.pop("ifname", "net1")}
         config["ipam"] = self.block | more
-        given = called(verb, container, config, self.directory / node, CNI_ARGS=args, NODENAME=node)
+        given = called(verb, container, config, self.directory / node, **environ)
         if verb in ("DEL", "GC"):
             self.make_up(node)
         return [address.partition("/")[0] for address in given]

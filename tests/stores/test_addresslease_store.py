@@ -20,7 +20,7 @@ from ipam.rules import Need
 from ipam.stores import addresslease, apiserver
 from ipam.stores.addresslease import AddressLeaseStore, objects
 from ipam.stores.apiserver.resources import RIGHTS
-from ipam.stores.base import Claimed, Store, Taken, Unknown
+from ipam.stores.base import Claimed, Store, Taken
 from tests.stores import kubernetes_api, kubernetes_proxy
 from tests.stores.claims import AnyAddress
 from tests.stores.kinds import owner, want
@@ -426,40 +426,6 @@ def test_a_takeover_and_a_release_whose_reply_is_lost_are_made_once(
     assert list(opened().leases(POOL)) == []
 
 
-@pytest.mark.well("it calls the store itself, which leaves an open outcome to its caller")
-def test_a_takeover_that_comes_after_the_delete_was_settled_moves_no_lease(server: ApiServer, opened: Opened) -> None:
-    (old,) = claimed(opened(), TEN + 1, container="old")
-    new = Lease(want(TEN + 1, POOL), owner("new", 2))
-    entry = opened().entry(old)
-    assert entry
-    opened(lambda: [new]).settle(new.attachment, 2)
-    with pytest.raises(Exception, match="test failed|the server rejected"):
-        opened().api.patch(ADDRESSES, entry.name, entry.replacement(objects.document(new)))
-    assert [lease.container_id for lease in opened().leases(POOL)] == ["old"]
-
-
-@pytest.mark.well("it calls the store itself, which leaves an open outcome to its caller")
-@pytest.mark.parametrize("holder", ["nobody", "another, which leaves meanwhile"])
-def test_a_create_that_comes_after_the_delete_was_settled_makes_no_lease_even_when_others_have_had_the_address(
-    server: ApiServer, opened: Opened, holder: str
-) -> None:
-    late = Lease(want(TEN + 1, POOL), owner("c1", 1))
-    if holder != "nobody":
-        held = claimed(opened(), TEN + 1, container="other")
-
-        def leaves(method: str, resource: str, number: int) -> None:
-            if method == "PATCH":
-                server.faults = lambda *_: None
-                opened().release(held)
-
-        server.faults = leaves
-    opened(lambda: [late]).settle(late.attachment, 1)
-    opened().release(claimed(opened(), TEN + 1, container="next"))
-    with pytest.raises(Exception, match="already exists"):
-        opened().api.create(ADDRESSES, objects.document(late))
-    assert list(opened().leases(POOL)) == []
-
-
 def test_a_fence_of_a_clock_far_ahead_keeps_no_object(server: ApiServer, opened: Opened) -> None:
     leases = claimed(opened(), TEN + 1)
     server.note(ADDRESSES, "10.0.0.1", {objects.FENCE: "9" * 30})
@@ -518,18 +484,6 @@ def test_a_failed_claim_leaves_the_newer_fence_of_an_object_that_it_puts_back(
     assert old < new == server.metadata(ADDRESSES, "10.0.0.1")["labels"][objects.FENCE]
 
 
-@pytest.mark.well("it calls the store itself, which leaves an open outcome to its caller")
-def test_a_lease_that_a_claim_could_not_give_up_is_found_by_the_next_reading(server: ApiServer, opened: Opened) -> None:
-    known: list[Lease] = []
-    store = opened(lambda: known)
-    old = claimed(store, TEN + 1)
-    server.faults = lambda method, resource, number: DROP_BEFORE if method == "DELETE" else None
-    known[:] = [Lease(want(TEN + 2, POOL), owner("c1", 2)), *old]
-    assert isinstance(store.claim([want(TEN + 2, POOL)], owner("c1", 2), old), Unknown)
-    server.faults = lambda *_: None
-    assert [lease.value for lease in store.find(owner("c1").attachment)] == [TEN + 1, TEN + 2]
-
-
 # --- slices, rights ---
 
 
@@ -549,13 +503,6 @@ def test_the_plugin_has_each_right_that_it_uses_and_no_other(place: Place) -> No
         place.delete("c2", "web-0")
     used = {verb for verb, group, resource, _ in place.server.asked if (group, resource) == ("railcni.io", ADDRESSES)}
     assert used == set(RIGHTS[ADDRESSES].split())
-
-
-def test_a_missing_definition_is_named(place: Place) -> None:
-    """As of a missing right by STATUS: test_unwell_servers.py."""
-    place.server.resources.remove(ADDRESSES)
-    with pytest.raises(InvalidConfig, match=r"does not know addressleases\.railcni\.io: apply conf/kubernetes/crds"):
-        place.add("c1", "a")
 
 
 @pytest.mark.well("it writes nothing")
@@ -593,20 +540,6 @@ def test_what_a_claim_has_made_goes_also_when_others_change_it_meanwhile(server:
     server.faults = lambda method, resource, number: (409, left.pop()) if method == "DELETE" and left else None
     assert isinstance(opened().claim([want(TEN + i, POOL) for i in (1, 3)], owner("c1", 2)), Taken)
     assert server.names(ADDRESSES) == ["10.0.0.3"]
-
-
-@pytest.mark.well("it scripts the answer to each request")
-def test_a_create_that_was_repeated_is_not_made_by_the_first_request_after_the_release(
-    server: ApiServer, opened: Opened
-) -> None:
-    once(server, "POST", DROP_BEFORE)
-    store = opened()
-    (lease,) = claimed(store, TEN + 1)
-    assert store.release([lease]) == 1
-    with pytest.raises(Exception, match="already exists"):
-        store.api.create(ADDRESSES, objects.document(lease))  # the first request, as the server would serve it now
-    assert list(store.leases(POOL)) == []
-    assert claimed(opened(), TEN + 1, container="next", sequence=2)
 
 
 @pytest.mark.well("it calls the store itself, which leaves an open outcome to its caller")

@@ -43,15 +43,6 @@ def former(store: Store, pod: tuple[str, str, str], ifname: str = "net1") -> lis
     return store.survey(owner("asks", pod=pod, ifname=ifname), [], False).former
 
 
-def test_a_new_store_is_empty(store: Store) -> None:
-    assert store.find(owner().attachment) == []
-    assert store.pools() == []
-    assert list(store.leases()) == list(store.leases("pool")) == []
-    assert store.occupied("pool", "", 4, TEN, TEN + 4095) == 0
-    assert store.next_open("pool", "", 4, TEN, TEN + 4095) == TEN
-    assert store.holder(want(TEN)) is None
-
-
 @FAMILIES
 def test_what_is_claimed_is_found_with_all_that_was_said_of_it(
     reopen: Callable[[], Store], family: int, base: int

@@ -289,16 +289,6 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "at_end", [])
 
 
-def test_a_kept_connection_that_the_server_has_ended_is_not_used(kept: None) -> None:
-    with serving(reply()) as (server, own):
-        assert called(own) == "first"
-        own.close()
-        server.end_connections()
-        time.sleep(0.05)
-        assert called(of(server)) == "second"
-        assert [which for which, _ in server.calls] == [1, 2]
-
-
 def test_a_kept_connection_serves_no_other_cluster_whose_first_endpoint_is_the_same(kept: None) -> None:
     dead, one, other = Server(), Server(), Server()
     dead.close()

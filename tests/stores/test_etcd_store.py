@@ -6,7 +6,6 @@ import base64
 import json
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -23,13 +22,12 @@ from ipam.ranges import Range
 from ipam.rules import Need
 from ipam.search import lowest_free
 from ipam.stores import base, http
-from ipam.stores.base import Claimed, Taken, Unknown, Unreachable
+from ipam.stores.base import Claimed, Unreachable
 from ipam.stores.etcd import EtcdStore, client
 from ipam.stores.etcd.client import EtcdClient, endpoint
 from tests import etcd
 from tests.etcd import Cluster, Member
 from tests.node import until
-from tests.stores import certificates, etcd_dump
 from tests.stores.claims import AnyAddress
 from tests.stores.kinds import EtcdKind, PatientEtcdStore, description, owner, want
 from tests.stores.kubernetes_api import ApiServer
@@ -129,13 +127,6 @@ def test_an_etcd_client_that_is_not_ours_reads_what_was_claimed(store: EtcdStore
     assert (value["address"], value["containerID"], value["pod"]) == ("10.0.0.1", "c1", ["ns", "web/0", "uid-1"])
 
 
-def test_a_release_leaves_no_key(store: EtcdStore) -> None:
-    leases = claim(store, *range(70))  # more than a block
-    assert lowest_free(store, need()) == TEN + 70
-    store.release(leases)
-    assert keys_of(store) == []
-
-
 def test_names_with_separators_stay_apart(store: EtcdStore) -> None:
     for i, (pool, network) in enumerate([("a/b", "n"), ("a", "b/n"), ("a%2Fb", "n"), ("", "n")]):
         answer = store.claim([Want(pool, 4, TEN + i, None)], owner("c", i, network=network))
@@ -147,15 +138,6 @@ def test_names_with_separators_stay_apart(store: EtcdStore) -> None:
 def test_a_name_that_is_no_text_is_refused(store: EtcdStore) -> None:
     with pytest.raises(InvalidConfig, match="want another name"):
         store.find(owner("c", network="\udc80").attachment)
-
-
-@pytest.mark.parametrize("value", ["nonsense", "{}", '{"pool": 1}', "[]"])
-def test_a_value_that_another_wrote_is_an_error_that_names_the_key(store: EtcdStore, value: str) -> None:
-    key = f"{store.record()['prefix']}/v1/lease/pool/0a000001"
-    etcd.shared(etcd.LARGE).ctl("put", key, "--", value)
-    with pytest.raises(StateDamaged, match=f"etcdctl del {key}"):
-        list(store.leases("pool"))
-    assert isinstance(store.claim([want(TEN + 1)], owner()), Taken)
 
 
 @pytest.mark.parametrize(
@@ -201,14 +183,6 @@ def test_the_lowest_free_address_of_a_pool_of_thousands_costs_few_requests(
     assert count.taken()[0] <= 5
 
 
-def test_an_address_that_is_given_up_in_a_full_block_is_found_again(store: EtcdStore) -> None:
-    leases = claim(store, *range(192))
-    assert lowest_free(store, need()) == TEN + 192
-    moved = store.claim([want(TEN + 300)], owner("c2", 2), leases[70:71])
-    assert isinstance(moved, Claimed)
-    assert lowest_free(store, need()) == TEN + 70
-
-
 def test_a_search_skips_what_another_pool_of_the_scope_has_filled(
     store: EtcdStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,41 +216,6 @@ def test_thirty_ranges_fit_into_one_claim_of_an_etcd_with_default_limits_also_wh
 
 
 # --- the network ---
-
-
-def test_after_a_restore_from_an_older_backup_claims_as_recorded_put_back_what_was_lost_and_nothing_else(
-    tmp_path: Path, reached: Callable[..., EtcdStore]
-) -> None:
-    with Cluster() as former:
-        own = reached(former)
-        claim(own, 1, container="kept", sequence=1)
-        claim(own, 2, container="gone", sequence=2)
-        former.ctl("snapshot", "save", str(tmp_path / "backup"))
-        (lost,) = claim(own, 3, container="lost", sequence=3)
-        (moved,) = claim(own, 4, container="moved", sequence=4)
-        own.release(own.find(owner("gone").attachment))
-    with restored(tmp_path / "backup", tmp_path / "data") as cluster:
-        own = reached(cluster)
-        claim(own, 4, container="new", sequence=5)  # an ADD before an agent has looked
-        again = [own.claim([want(lease.value)], owner(lease.container_id, lease.sequence)) for lease in (lost, moved)]
-        back, taken = again
-        assert isinstance(back, Claimed)
-        assert isinstance(taken, Taken)
-        held = {lease.value - TEN: lease.container_id for lease in own.leases("pool")}
-        assert held == {1: "kept", 2: "gone", 3: "lost", 4: "new"}  # `gone` is its node's to release
-        assert etcd_dump.faults(etcd_dump.dump(cluster.endpoints[0])) == []
-        assert own.release(back.leases) == 1
-
-
-@contextmanager
-def restored(backup: Path, data: Path) -> Iterator[Cluster]:
-    """A cluster of one member that begins with a backup."""
-    cluster = Cluster(flags=("--data-dir", str(data)))
-    (member,) = cluster.members
-    peers = ("--initial-cluster", f"{member.name}={member.peer}", "--initial-advertise-peer-urls", member.peer)
-    cluster.ctl("snapshot", "restore", str(backup), "--name", member.name, "--data-dir", str(data), *peers)
-    with cluster:
-        yield cluster
 
 
 def test_dead_endpoints_cost_a_moment_each_and_one_that_never_answers_is_left_for_the_next(
@@ -401,102 +340,12 @@ def _ctl(member: Member, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.well("most of its members are killed")
-def test_a_cluster_without_a_majority_is_an_error_to_retry(three: Cluster) -> None:
-    for member in three.members[1:]:
-        member.kill()
-    own = EtcdStore(description(three.endpoints), seconds=0.4)
-    answer = own.claim([want(TEN + 1)], owner())
-    assert isinstance(answer, Unknown)
-    assert answer.reason.code == 11
-    with pytest.raises(Unreachable):
-        own.find(owner().attachment)
-
-
-_WORKER = """
-import json, sys, time
-sys.path.insert(0, sys.argv[1])
-from ipam import acquire
-from ipam.rules import Need
-from ipam.ranges import Range
-from ipam.leases import Owner
-from ipam.stores.etcd import EtcdStore
-from cni.shared.spec.request import Attachment
-from tests.stores.claims import AnyAddress
-store_ref, node, count = json.loads(sys.argv[2]), sys.argv[3], int(sys.argv[4])
-store = EtcdStore(store_ref, seconds=20)
-need = Need(Range(4, 10 << 24, 16), "pool", "")
-held = {}
-for i in range(count):
-    who = Owner(Attachment("rdma-net", f"{node}-{i}", "net1"), node=node, sequence=time.time_ns())
-    (value,) = acquire.acquire(store, [need], who, AnyAddress())
-    held[value] = f"{node}-{i}"
-    if i % 3 == 0:
-        store.release(store.find(who.attachment))
-        assert store.find(who.attachment) == []
-        del held[value]
-print(json.dumps(held))
-"""
-
-
-def run_workers(store_ref: dict[str, Any], count: int, each: int, meanwhile: Callable[[], None]) -> dict[int, str]:
-    """What `count` processes hold in the end, as they were told: container by address. No address may be held twice."""
-    argv = [sys.executable, "-IS", "-c", _WORKER, str(ROOT), json.dumps(store_ref)]
-    running = [
-        subprocess.Popen([*argv, f"n{i}", str(each)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for i in range(count)
-    ]
-    try:
-        meanwhile()
-        told = [process.communicate(timeout=100) for process in running]
-    finally:
-        for process in running:
-            process.kill()
-    held: dict[int, str] = {}
-    for process, (out, err) in zip(running, told, strict=True):
-        assert process.returncode == 0, err[-2000:]
-        own = {int(value): container for value, container in json.loads(out).items()}
-        assert not held.keys() & own.keys()
-        held |= own
-    return held
-
-
-def test_six_processes_claim_from_one_pool_without_a_duplicate(store: EtcdStore) -> None:
-    held = run_workers({**store.record(), "password": ""}, 6, 4, lambda: None)
-    assert {lease.value: lease.container_id for lease in store.leases("pool")} == held
-    assert len(held) == 6 * 2
-
-
-@pytest.mark.long
-@pytest.mark.well("its members are stopped in turn")
-def test_many_processes_claim_while_leaders_die_and_return(three: Cluster) -> None:
-    def disturb() -> None:
-        for _ in range(3):
-            time.sleep(1)
-            leader = three.leader()
-            leader.signal(19)  # SIGSTOP: what it was sent is served later
-            time.sleep(1.5)
-            leader.signal(18)
-
-    store_ref = description(three.endpoints)
-    held = run_workers(store_ref, 12, 60, disturb)
-    own = EtcdStore(store_ref)
-    assert {lease.value: lease.container_id for lease in own.leases("pool")} == held
-
-
 # --- certificates, users, limits ---
 
 
-@pytest.fixture(scope="module")
-def pems(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("pems")
-    certificates.make(directory)
-    return directory
-
-
 @contextmanager
-def tls_cluster(pems: Path, name: str = "server", *flags: str) -> Iterator[Cluster]:
-    tls = ["--cert-file", f"{pems}/{name}.pem", "--key-file", f"{pems}/{name}.key", *flags]
+def tls_cluster(pki: Path, name: str = "server", *flags: str) -> Iterator[Cluster]:
+    tls = ["--cert-file", f"{pki}/{name}.pem", "--key-file", f"{pki}/{name}.key", *flags]
     with Cluster(1, tls, "https") as cluster:
         assert until(lambda: answers(cluster.members[0].port), 20)
         yield cluster
@@ -508,12 +357,12 @@ def answers(port: int) -> bool:
 
 
 @pytest.mark.well("it is about certificates, and the unwell server has none")
-def test_tls_verifies_both_sides_and_names_what_is_wrong(pems: Path) -> None:
+def test_tls_verifies_both_sides_and_names_what_is_wrong(pki: Path) -> None:
     def store_of(ca: str = "", cert: str = "", key: str = "", seconds: float = 5) -> EtcdStore:
-        files = {name: f"{pems}/{file}" for name, file in (("ca", ca), ("cert", cert), ("key", key)) if file}
+        files = {name: f"{pki}/{file}" for name, file in (("ca", ca), ("cert", cert), ("key", key)) if file}
         return EtcdStore(description(cluster.endpoints, **files), seconds)
 
-    with tls_cluster(pems, "server", "--client-cert-auth", "--trusted-ca-file", f"{pems}/ca.pem") as cluster:
+    with tls_cluster(pki, "server", "--client-cert-auth", "--trusted-ca-file", f"{pki}/ca.pem") as cluster:
         own = store_of("ca.pem", "client.pem", "client.key", 20)
         for i in range(4):
             claim(own, *range(25 * i, 25 * i + 25), container=f"c{i}")
@@ -533,18 +382,18 @@ def test_tls_verifies_both_sides_and_names_what_is_wrong(pems: Path) -> None:
             store_of(seconds=0.3).find(owner().attachment)
 
 
-def files_of(pems: Path, client: str) -> dict[str, str]:
-    return {"ca": f"{pems}/ca.pem", "cert": f"{pems}/{client}.pem", "key": f"{pems}/{client}.key"}
+def files_of(pki: Path, client: str) -> dict[str, str]:
+    return {"ca": f"{pki}/ca.pem", "cert": f"{pki}/{client}.pem", "key": f"{pki}/{client}.key"}
 
 
 @pytest.mark.well("it is about certificates, and the unwell server has none")
-def test_beside_users_a_client_certificate_has_no_common_name_and_is_not_enough(pems: Path) -> None:
+def test_beside_users_a_client_certificate_has_no_common_name_and_is_not_enough(pki: Path) -> None:
     def find(name: str, **more: str) -> None:
-        EtcdStore(description(cluster.endpoints, **files_of(pems, name), **more), seconds=20).find(owner().attachment)
+        EtcdStore(description(cluster.endpoints, **files_of(pki, name), **more), seconds=20).find(owner().attachment)
 
-    with tls_cluster(pems, "server", "--client-cert-auth", "--trusted-ca-file", f"{pems}/ca.pem") as cluster:
+    with tls_cluster(pki, "server", "--client-cert-auth", "--trusted-ca-file", f"{pki}/ca.pem") as cluster:
         find("client")
-        flags = [f"--cacert={pems}/ca.pem", f"--cert={pems}/client.pem", f"--key={pems}/client.key"]
+        flags = [f"--cacert={pki}/ca.pem", f"--cert={pki}/client.pem", f"--key={pki}/client.key"]
         ctl = partial(cluster.ctl, flags=flags)
         run(ctl, "user add root:x", "user add client:x", "role add r", "user grant-role client r")
         run(
@@ -558,16 +407,16 @@ def test_beside_users_a_client_certificate_has_no_common_name_and_is_not_enough(
             assert all(word in caught.value.msg for word in words), caught.value.msg
         with pytest.raises(InvalidConfig, match="asks for authentication: set etcd_username and etcd_password"):
             find("nameless")
-        assert claim(EtcdStore(description(cluster.endpoints, **files_of(pems, "nameless"), **user)), 1)
+        assert claim(EtcdStore(description(cluster.endpoints, **files_of(pki, "nameless"), **user)), 1)
         with pytest.raises(InvalidConfig, match="denies"):
             find("nameless", prefix="/elsewhere", **user)
 
 
 @pytest.mark.well("it is about certificates, and the unwell server has none")
-def test_a_member_whose_own_certificate_is_not_for_clients_is_told_that_its_gateway_needs_one(pems: Path) -> None:
-    with tls_cluster(pems, "server-only", "--client-cert-auth", "--trusted-ca-file", f"{pems}/ca.pem") as cluster:
+def test_a_member_whose_own_certificate_is_not_for_clients_is_told_that_its_gateway_needs_one(pki: Path) -> None:
+    with tls_cluster(pki, "server-only", "--client-cert-auth", "--trusted-ca-file", f"{pki}/ca.pem") as cluster:
         with pytest.raises(Unreachable) as caught:
-            EtcdStore(description(cluster.endpoints, **files_of(pems, "client")), seconds=3).find(owner().attachment)
+            EtcdStore(description(cluster.endpoints, **files_of(pki, "client")), seconds=3).find(owner().attachment)
         assert all(word in caught.value.msg for word in ("gateway", "clientAuth", "--cert-file")), caught.value.msg
 
 
@@ -581,10 +430,10 @@ def test_a_host_that_etcd_does_not_list_is_an_error_that_names_the_flag() -> Non
 
 @pytest.mark.well("it is about certificates, and the unwell server has none")
 def test_a_certificate_for_another_host_and_a_server_without_tls_are_told_apart(
-    pems: Path, monkeypatch: pytest.MonkeyPatch
+    pki: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with tls_cluster(pems, "elsewhere") as cluster, pytest.raises(InvalidConfig, match=r"127\.0\.0\.1.*host") as caught:
-        EtcdStore(description(cluster.endpoints, ca=f"{pems}/ca.pem"), seconds=5).find(owner().attachment)
+    with tls_cluster(pki, "elsewhere") as cluster, pytest.raises(InvalidConfig, match=r"127\.0\.0\.1.*host") as caught:
+        EtcdStore(description(cluster.endpoints, ca=f"{pki}/ca.pem"), seconds=5).find(owner().attachment)
     assert "mismatch" in caught.value.msg
     plain = etcd.shared().endpoints[0].replace("http:", "https:")
     monkeypatch.setattr(client, "_FIRST_PAUSE", 60)  # one attempt, which the end of the time does not cut off

@@ -369,51 +369,6 @@ def test_sqlite_is_told_not_to_sync_and_to_keep_its_journal(directory: Path) -> 
     opened[0].close()
 
 
-CHURN = """
-import os
-from cni.shared.spec.request import Attachment
-from ipam.leases import Owner, Want
-from ipam.stores.base import Claimed
-from ipam.stores.file import FileStore
-store = FileStore(sys.argv[2])
-number = max((lease.value - (10 << 24) for lease in store.leases("pool")), default=0)
-print("ready", flush=True)
-while True:
-    number += 1
-    wants = [Want("pool", 4, (10 << 24) + number, ""), Want("b", 4, (11 << 24) + number, "")]
-    answer = store.claim(wants, Owner(Attachment("n", f"c{number}", "net1"), sequence=number))
-    assert isinstance(answer, Claimed)
-    os.write(1, b"+ %d\\n" % number)  # a line is written whole, or not at all
-    if number % 3 == 0:
-        os.write(1, b"? %d\\n" % number)
-        store.release(answer.leases)
-        os.write(1, b"- %d\\n" % number)
-"""
-
-
-def test_what_was_acknowledged_outlives_a_kill_at_any_moment(
-    directory: Path, started: Callable[..., subprocess.Popen[str]]
-) -> None:
-    expected: set[int] = set()
-    for round_ in range(12):
-        child = started(CHURN, directory)
-        time.sleep(0.0015 * round_)
-        child.kill()
-        assert child.stdout
-        said = [line.split() for line in child.stdout.read().splitlines()]
-        child.wait()
-        expected |= {int(n) for sign, n in said if sign == "+"}
-        expected -= {int(n) for sign, n in said if sign == "-"}
-        doubtful = {int(n) for sign, n in said[-1:] if sign == "?"}
-        doubtful |= {max((int(n) for _, n in said), default=max(expected, default=0)) + 1}  # it may have been claimed
-        store = FileStore(str(directory))
-        found = set(offsets(store))
-        assert found - doubtful == expected - doubtful
-        assert {lease.value - (11 << 24) for lease in store.leases("b")} == found, "a claim was torn"
-        expected = found
-    consistent(directory)
-
-
 # --- disks ---
 
 

@@ -26,9 +26,9 @@ from cni.shared.spec.errors import (
     TryAgainLater,
 )
 from cni.shared.spec.request import Attachment
-from ipam import acquire, rules, search, upkeep
+from ipam import upkeep
 from ipam.leases import Lease, Owner, Want, recorded_document, recorded_leases
-from ipam.ranges import Range, format_address
+from ipam.ranges import format_address
 from ipam.stores.base import Claimed, Store, Taken, Unknown
 from ipam.stores.file import FileStore
 from tests.stores.places import called
@@ -335,16 +335,6 @@ def taken(made: Made, wants: list[Want]) -> object:
     return Taken(list(wants))
 
 
-@pytest.mark.parametrize(("lost", "claims"), [(reply_lost, 1), (request_lost, 2)])
-def test_a_claim_of_an_unknown_outcome_is_read_again_and_made_again_when_it_was_lost(
-    host: Host, monkeypatch: pytest.MonkeyPatch, lost: Any, claims: int
-) -> None:
-    answers = Answers(monkeypatch, lost)
-    assert host.add() == ["10.0.0.1/24"]
-    assert len(answers.wanted) == claims
-    host.agree()
-
-
 @pytest.mark.parametrize(("last", "leases"), [(request_lost, 0), (reply_lost, 1)])
 def test_an_outcome_that_stays_unknown_is_an_error_with_its_reason_and_a_record_of_what_there_may_be(
     host: Host, monkeypatch: pytest.MonkeyPatch, last: Any, leases: int
@@ -363,17 +353,6 @@ def test_after_a_lost_claim_the_search_goes_on_elsewhere(host: Host, monkeypatch
     assert host.add() != ["10.0.0.1/24"]
     assert answers.wanted[0] == [(10 << 24) + 1]
     host.agree()
-
-
-def test_claims_that_are_lost_for_too_long_end_in_an_error_to_retry(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(acquire, "CLAIM_SECONDS", 0.1)
-    monkeypatch.setattr(acquire, "CONTENDED_SECONDS", 0.1)
-    Answers(monkeypatch, *[taken] * 5000)
-    with pytest.raises(TryAgainLater, match=POOL):
-        host.add()
-    assert host.recorded() == {}
 
 
 # --- damage ---
@@ -551,20 +530,14 @@ def test_gc_with_a_bad_entry_in_its_list_collects_nothing(host: Host, entry: Any
 TINY = {"range": "10.0.0.0/24", "range_end": "10.0.0.3"}
 
 
-def test_an_exhausted_pool_takes_back_what_an_earlier_boot_left(host: Host) -> None:
-    host.dead("dead-1", 1, 2)
-    host.dead("dead-2", 3)
-    assert host.add("new", TINY) == ["10.0.0.1/24"]
-    assert host.leased() == {"10.0.0.1": "new"}
-    host.agree()
-
-
 def test_an_attachment_of_an_earlier_boot_whose_namespace_is_there_or_which_is_locked_is_left_alone(host: Host) -> None:
-    host.dead("alive", 1, 2, netns="/proc/self/ns/net")
-    host.dead("dead", 3)
+    host.dead("alive", 1, netns="/proc/self/ns/net")
+    host.dead("dead", 2, 3)
     with host.locked("dead"), pytest.raises(TryAgainLater, match="exhausted"):
         host.add("new", TINY)
-    assert host.add("new", TINY) == ["10.0.0.3/24"]
+    assert host.add("new", TINY) == ["10.0.0.2/24"]
+    assert host.leased() == {"10.0.0.1": "alive", "10.0.0.2": "new"}
+    host.agree()
 
 
 def test_an_attachment_that_comes_back_while_its_earlier_boots_leases_are_looked_through_keeps_its_new_ones(
@@ -629,19 +602,6 @@ def test_check_of_what_holds_nothing_differs(host: Host) -> None:
     assert not Path(host.data).exists()
 
 
-def test_status_says_whether_an_add_could_be_served(host: Host) -> None:
-    tiny = {"range": "10.0.0.0/30"}
-    host.call("STATUS", "", tiny)
-    host.add("c1", tiny)
-    host.call("STATUS", "", tiny)
-    host.add("c2", tiny)
-    with pytest.raises(NotAvailable, match="2 of the 2") as caught:
-        host.call("STATUS", "", tiny)
-    assert caught.value.code == 50
-    host.delete("c1", tiny)
-    host.call("STATUS", "", tiny)
-
-
 def test_status_of_a_store_that_cannot_be_opened_is_not_available(host: Host) -> None:
     Path(host.data).mkdir()
     Path(host.data, "leases.db").mkdir()
@@ -658,22 +618,6 @@ def test_an_environment_that_is_no_utf_8_is_served(host: Host) -> None:
     assert host.add(netns=netns) == ["10.0.0.1/24"]
     host.delete(netns=netns)
     assert host.leased() == host.recorded() == {}
-
-
-def test_nothing_of_a_full_pool_is_read_to_find_the_free_address_behind_it(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rng = Range(4, 10 << 24, 12)  # 256 leaves
-    need = rules.Need(rng, rng.pool_name(), "")
-    owners = [Owner(Attachment("n", f"c{i}", "net1"), sequence=i) for i in range(1, 10_000)]
-    held = [Lease(need.want((10 << 24) + i), owner) for i, owner in enumerate(owners, 1)]
-    with FileStore(host.data, restore=lambda: held).session():
-        pass
-    asked = []
-    real = FileStore.occupied
-    monkeypatch.setattr(FileStore, "occupied", lambda *where: asked.append(where) or real(*where))
-    assert search.lowest_free(host.store, need) == (10 << 24) + 10_000
-    assert len(asked) == 2  # the first window, and the one with room
 
 
 def test_a_claim_that_arrives_while_its_delete_looks_for_it_is_released(

@@ -17,15 +17,16 @@ from typing import Any
 import pytest
 import yaml
 
+from cni.cluster.audit import cluster as clusters
 from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
+from ipam.stores import apiserver
 from ipam.stores.apiserver import Api, kubeconfig
 from ipam.stores.apiserver.faults import NotFound
 from ipam.stores.apiserver.resources import POOLS
-from ipam.stores.base import Unreachable
-from tests.stores import certificates
-from tests.stores.kubernetes_api import ApiServer
+from ipam.stores.base import OutcomeUnknown
+from tests.stores.kubernetes_api import DROP_BEFORE, ApiServer, Refusal
 
-pytestmark = pytest.mark.well("it only reads, and is about how a server is reached")
+pytestmark = pytest.mark.well("it is about how a server is reached, and scripts the answer to each request")
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -176,13 +177,6 @@ def test_the_status_of_an_exec_helper_is_known_though_the_caller_ignores_sigchld
 
 
 # --- against a server ---
-
-
-@pytest.fixture(scope="module")
-def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("pki")
-    certificates.make(directory)
-    return directory
 
 
 Start = Callable[..., ApiServer]
@@ -349,3 +343,83 @@ def test_lists_come_in_pages(tmp_path: Path, start: Start) -> None:
     assert len(one.list_all(POOLS)) == 1203
     assert len(server.seen) == 31  # 40 at a time
     one.close()
+
+
+# --- in a pod, and at a server that is busy ---
+
+
+def test_in_a_pod_the_service_account_is_used_and_its_namespace(
+    tmp_path: Path, start: Start, pki: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start()
+    server.tokens = {"token-1"}
+    for name, text in (("token", "token-1"), ("namespace", "networks"), ("ca.crt", (pki / "ca.pem").read_text())):
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(kubeconfig, "SERVICE_ACCOUNT", str(tmp_path))
+    environ = {b"KUBERNETES_SERVICE_HOST": b"127.0.0.1", b"KUBERNETES_SERVICE_PORT": str(server.port).encode()}
+    monkeypatch.setattr(os, "environb", environ)
+    one = Api("", 2)
+    assert one.access.namespace == "networks"
+    assert works(one)
+    server.tokens = {"token-2"}
+    (tmp_path / "token").write_text("token-2")  # kubelet renews it
+    assert works(one)
+
+
+def busy(code: int) -> tuple[int, dict[str, Any]]:
+    return code, Refusal(code, "TooManyRequests", "busy").document
+
+
+def test_a_read_is_repeated_while_the_server_is_busy_or_drops_it(tmp_path: Path, start: Start) -> None:
+    server = start(tls=False)
+    answers: list[Any] = [busy(429), DROP_BEFORE, busy(503), busy(500)]
+    server.faults = lambda method, resource, number: answers.pop(0) if answers else None
+    assert works(api(tmp_path, server, seconds=5))
+    assert len(server.seen) == 5
+    server.faults = lambda method, resource, number: busy(429)
+    with pytest.raises(TryAgainLater, match=r"does not serve now \(429\)"):
+        works(api(tmp_path, server, seconds=0.2))
+
+
+@pytest.mark.parametrize("code", [500, 503])
+def test_a_change_is_not_repeated(tmp_path: Path, start: Start, code: int) -> None:
+    server = start(tls=False)
+    server.faults = lambda method, resource, number: busy(code)
+    with pytest.raises(OutcomeUnknown, match=str(code)):
+        api(tmp_path, server).create(POOLS, {"metadata": {"name": "a"}, "spec": {}})
+    assert len(server.seen) == 1
+
+
+def test_a_change_is_repeated_when_the_server_has_refused_it_and_asks_to_retry_later(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start(tls=False)
+    monkeypatch.setattr(apiserver, "_RETRY_AFTER_LIMIT", 0.1)
+    answers = [(503, Refusal(503, "ServiceUnavailable", "overloaded", retryAfterSeconds=1).document)]
+    server.faults = lambda *_: answers.pop() if answers else None
+    spec = {"range": "10.0.0.0/24", "allocations": {}}
+    made = api(tmp_path, server).create(POOLS, {"metadata": {"name": "a"}, "spec": spec})
+    assert made["metadata"]["name"] == "a" and len(server.seen) == 2
+
+
+def test_a_list_whose_pages_expire_is_read_from_its_beginning(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clusters, "_PAGE", 2)
+    server = start(tls=False)
+    for n in range(5):
+        server.add_pod("team", f"p{n}", node="node-1")
+    gone = 410, Refusal(410, "Expired", "busy").document
+    server.faults = lambda method, resource, number: gone if number == 2 else None
+    one = clusters.Cluster(server.kubeconfig(tmp_path))
+    assert [pod.name for pod in clusters.read_all(one.pods)] == [f"p{n}" for n in range(5)]
+    assert list(one.pods("node-2")) == [[]]
+    assert len(server.seen) > 4
+    one.api.close()
+
+
+def test_what_is_no_api_server_is_told(tmp_path: Path, start: Start) -> None:
+    server = start(tls=False)
+    server.faults = lambda method, resource, number: (403, "<html>no</html>")  # type: ignore[return-value]
+    with pytest.raises(InvalidConfig, match="an API server's URL"):
+        works(api(tmp_path, server))

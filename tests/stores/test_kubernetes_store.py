@@ -20,8 +20,6 @@ from typing import Any
 import pytest
 import yaml
 
-from cni import VERSION as RAILCNI
-from cni.cluster.audit import cluster as clusters
 from cni.shared.kernel import files
 from cni.shared.records import Records
 from cni.shared.spec.errors import CniError, InvalidConfig, IoFailure, NotAvailable, TryAgainLater
@@ -355,18 +353,6 @@ def test_a_lock_is_waited_for_as_long_as_others_release_it(cluster: Cluster) -> 
     assert f"PATCH {POOLS}/{POOL}" in cluster.asked(), "the call went on without the lock"
 
 
-@pytest.mark.well("it scripts the answer to each request")
-def test_an_add_that_others_forestall_goes_on_when_the_time_is_over_in_which_a_server_must_answer(
-    cluster: Cluster,
-) -> None:
-    """How it ends when they never stop is in test_unwell_servers.py."""
-    cluster.call("ADD", "c1")
-    refused = 409, Refusal(409, "Conflict", "the object has been modified").document
-    over = time.monotonic() + 1.5
-    cluster.server.faults = lambda method, *_: refused if method == "PATCH" and time.monotonic() < over else None
-    assert cluster.call("ADD", "c2", seconds=1) == ["10.0.0.2/24"]
-
-
 # --- lease rules with Go's leases ---
 
 
@@ -375,13 +361,6 @@ def go_lease(cluster: Cluster, container: str = "go", pod: str = "ns/a", offset:
     cluster.server.put(POOLS, "kube-system", POOL, {"range": "10.0.0.0/24", "allocations": allocations})
     reservation = {"podref": pod, "ifname": "net1"}
     cluster.server.put(RESERVATIONS, "kube-system", f"10.0.0.{offset}", reservation)
-
-
-def test_a_lease_that_go_made_is_released_by_our_delete(cluster: Cluster) -> None:
-    go_lease(cluster)
-    cluster.call("DEL", "go", pod="a")
-    assert cluster.allocations() == {}
-    assert cluster.server.names(RESERVATIONS) == []
 
 
 FORMER = pytest.mark.skipif(bool(kubernetes_proxy.path()), reason="a real server sets the times of objects itself")
@@ -438,14 +417,6 @@ def test_an_exhausted_pool_takes_no_lease_of_go_away(cluster: Cluster, lives: bo
     assert cluster.allocations() == before
 
 
-def test_the_pod_of_another_node_is_known_by_the_reservation(cluster: Cluster) -> None:
-    assert cluster.call("ADD", "old", pod="db-0", args=";K8S_POD_UID=u1", node="node-1") == ["10.0.0.1/24"]
-    assert cluster.call("ADD", "other", pod="db-0", args=";K8S_POD_UID=u2", node="node-2") == ["10.0.0.2/24"]
-    assert cluster.call("ADD", "same", pod="db-0", args=";K8S_POD_UID=u1", node="node-3") == ["10.0.0.1/24"]
-    cluster.call("DEL", "old", pod="db-0", node="node-1")
-    assert {entry["id"] for entry in cluster.allocations().values()} == {"same", "other"}
-
-
 def test_what_an_undo_left_in_a_pool_hides_no_holder_in_another_range(cluster: Cluster) -> None:
     cluster.call("ADD", "holding", {"range": "10.0.0.0/28"})
     spec = {"range": "10.0.0.0/24", "allocations": {"1": {"id": "c1", "podref": "ns/c1", "ifname": "net1"}}}
@@ -469,23 +440,6 @@ def test_a_lost_reservation_is_made_again_by_a_retry(cluster: Cluster) -> None:
 
 
 # --- conflicts and lost replies ---
-
-
-@pytest.mark.well("it scripts the answer to each request")
-def test_a_pool_that_changed_meanwhile_is_read_again(cluster: Cluster) -> None:
-    cluster.call("ADD", "first")
-    meddled = []
-
-    def meddle(method: str, resource: str, number: int) -> Any:
-        if method == "PATCH" and not meddled:
-            meddled.append(1)
-            return lambda: go_lease(cluster, "go", "ns/x", "2")
-        return None
-
-    cluster.server.faults = meddle
-    (address,) = cluster.call("ADD")
-    assert address not in ("10.0.0.1/24", "10.0.0.2/24")
-    assert len(cluster.allocations()) == 3
 
 
 @pytest.mark.well("it scripts the answer to each request")
@@ -682,14 +636,6 @@ def test_status_makes_nothing_in_the_cluster(cluster: Cluster) -> None:
     assert cluster.server.names(POOLS) == cluster.server.names(RESERVATIONS) == []
 
 
-def test_every_request_says_who_asks(cluster: Cluster) -> None:
-    cluster.call("ADD")
-    of_the_command = clusters.Cluster(cluster.kubeconfig)
-    list(clusters.PoolReading(of_the_command).read())
-    of_the_command.api.close()
-    assert cluster.server.agents == {f"railcni/{RAILCNI}"}
-
-
 def test_a_kubeconfig_that_has_gone_is_named_and_no_pod_hangs_on_it(cluster: Cluster) -> None:
     cluster.call("ADD")
     path = Path(cluster.kubeconfig)
@@ -779,6 +725,12 @@ def test_a_claim_whose_second_reservation_is_taken_leaves_nothing_of_the_first(c
     assert cluster.allocations() == cluster.allocations("10.1.0.0-24") == {}
 
 
+def test_a_pool_that_is_made_too_late_claims_nothing(cluster: Cluster) -> None:
+    cluster.call("ADD")
+    made = next(body for method, path, body in cluster.server.seen if method == "POST" and POOLS in path)
+    assert made["spec"] == {"range": "10.0.0.0/24", "allocations": {}}
+
+
 @pytest.mark.well("it calls the store itself, which leaves an open outcome to its caller")
 def test_a_takeover_that_fails_gives_back_what_it_had_taken(cluster: Cluster) -> None:
     reserved_by_another(cluster)
@@ -802,15 +754,6 @@ def test_a_release_spares_a_reservation_that_has_become_another_s(cluster: Clust
     assert cluster.server.spec(RESERVATIONS, "10.0.0.9") == spec
 
 
-@pytest.mark.well("it scripts the answer to each request")
-def test_a_reservation_that_changes_while_it_is_deleted_is_deleted_all_the_same(cluster: Cluster) -> None:
-    cluster.call("ADD")
-    refusals = [Refusal(409, "Conflict", "the object has been modified").document] * 2
-    cluster.server.faults = lambda method, *_: (409, refusals.pop()) if method == "DELETE" and refusals else None
-    cluster.call("DEL")
-    assert (refusals, cluster.allocations(), cluster.server.names(RESERVATIONS)) == ([], {}, [])
-
-
 @pytest.mark.parametrize("is_left", [False, True], ids=["first", "after a killed one"])
 def test_a_reservation_that_was_made_too_late_is_taken_over_by_the_next_claim(cluster: Cluster, is_left: bool) -> None:
     cluster.call("ADD", "c1")
@@ -827,10 +770,13 @@ def test_a_reservation_that_was_made_too_late_is_taken_over_by_the_next_claim(cl
     assert cluster.server.names(RESERVATIONS) == []
 
 
-def test_a_pool_that_is_made_too_late_claims_nothing(cluster: Cluster) -> None:
+@pytest.mark.well("it scripts the answer to each request")
+def test_a_reservation_that_changes_while_it_is_deleted_is_deleted_all_the_same(cluster: Cluster) -> None:
     cluster.call("ADD")
-    made = next(body for method, path, body in cluster.server.seen if method == "POST" and POOLS in path)
-    assert made["spec"] == {"range": "10.0.0.0/24", "allocations": {}}
+    refusals = [Refusal(409, "Conflict", "the object has been modified").document] * 2
+    cluster.server.faults = lambda method, *_: (409, refusals.pop()) if method == "DELETE" and refusals else None
+    cluster.call("DEL")
+    assert (refusals, cluster.allocations(), cluster.server.names(RESERVATIONS)) == ([], {}, [])
 
 
 @pytest.mark.well("it scripts the answer to each request")
@@ -861,30 +807,6 @@ def test_an_add_after_a_pending_delete_gets_an_address_that_the_late_release_can
     assert list(cluster.allocations()) == ["2"]
     cluster.call("DEL")
     assert (cluster.allocations(), cluster.server.names(RESERVATIONS)) == ({}, [])
-
-
-@pytest.mark.well("it scripts the answer to each request")
-@pytest.mark.parametrize("overlap", [True, False])
-def test_a_late_release_takes_no_new_lease_of_the_same_container(cluster: Cluster, overlap: bool) -> None:
-    block = {"enable_overlapping_ranges": overlap}
-    assert cluster.call("ADD", ipam=block) == ["10.0.0.1/24"]
-    late: list[Any] = []
-
-    def lose(method: str, resource: str, number: int) -> Any:
-        if (method, resource) != ("PATCH", POOLS):
-            return None
-        late.append(cluster.server.seen[number - 1][2])
-        return DROP_BEFORE
-
-    cluster.server.faults = lose
-    cluster.call("DEL", ipam=block, seconds=1)
-    cluster.server.faults = lambda *_: None
-    cluster.call("DEL", ipam=block)
-    assert cluster.call("ADD", ipam=block) == ["10.0.0.1/24"]
-    for operations in late:
-        with pytest.raises(Conflict):
-            Api(cluster.kubeconfig, 5).patch(POOLS, POOL, operations)
-    assert list(cluster.allocations()) == ["1"]
 
 
 @pytest.mark.well("it calls the store itself, which leaves an open outcome to its caller")

@@ -12,6 +12,7 @@ from cni.shared.spec.errors import CniError, InvalidConfig
 from ipam.stores.addresslease.requests import Objects
 from tests.stores.kubernetes_api import ADDRESSES
 from tests.stores.places import Place, made
+from tests.stores.test_ipam_verbs import Killed, failing, killed
 
 POOLS, POOL = "ippools", "10.0.0.0-24"
 KINDS = ("addresslease", "kubernetes")
@@ -123,18 +124,10 @@ def test_a_pool_that_go_whereabouts_made_is_not_given_by_addressleases(
 
 
 def test_a_killed_add_whose_range_is_in_ippools_gives_no_address_when_it_is_repeated(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: Place,
 ) -> None:
-    class Killed(BaseException):
-        pass
-
-    def killed(*arguments: object) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Objects, "closed_pool", killed)
-        with pytest.raises(Killed):
-            add(place, "addresslease", "c1")
+    with failing(Objects, "closed_pool", killed, Killed):
+        add(place, "addresslease", "c1")
     assert place.server.names(ADDRESSES) == ["10.0.0.1"]
     place.server.put(POOLS, "kube-system", POOL, {"range": "10.0.0.0/24", "allocations": {}})
     with pytest.raises(InvalidConfig, match="is in IPPools"):
@@ -171,17 +164,3 @@ def test_a_range_is_in_one_namespace_as_far_as_the_credentials_show_it(
     assert add(place, kind, "c2", **elsewhere) == "10.0.0.1"
     add(place, kind, "c3", **elsewhere)
     assert place.log().count("cannot show whether another namespace has it") == 1
-
-
-@pytest.mark.well("it counts the requests of a well server")
-@pytest.mark.parametrize(("kind", "adding", "deleting"), [("addresslease", 3, 2), ("kubernetes", 3, 3)])
-def test_once_a_range_is_in_a_store_a_call_asks_no_more_than_before(
-    place: Place, kind: str, adding: int, deleting: int
-) -> None:
-    add(place, kind, "c1")
-    place.server.seen.clear()
-    add(place, kind, "c2")
-    assert len(place.server.seen) == adding, place.server.seen
-    place.server.seen.clear()
-    place.delete("c2", "c2", datastore=kind, node=kind)
-    assert len(place.server.seen) <= deleting + (kind == "kubernetes"), place.server.seen

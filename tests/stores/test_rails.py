@@ -20,7 +20,8 @@ from ipam.group.rails import attachment_of
 from ipam.stores.apiserver import Api
 from ipam.stores.etcd.client import EtcdClient
 from ipam.stores.file.database import Database
-from tests.stores.places import MAKERS, SHARED, Place, called, made
+from tests.stores.places import MAKERS, SHARED, Place, cut, made, mend
+from tests.stores.test_ipam_verbs import Killed
 
 COUNT = 4
 RANGES = [f"10.0.{rail}.0/28" for rail in range(COUNT)]
@@ -36,19 +37,12 @@ class Rails:
     def call(self, verb: str, rail: int, container: str = "c1", pod: str = "", **more: Any) -> list[str]:
         """What an ADD gives. `config` goes over the network, `ipam` over its block."""
         own = self.ranges[rail]
-        block = {**self.place.block, "range": own, **more.pop("ipam", {})}
+        block = {"range": own, **more.pop("ipam", {})}
         if isinstance(own, list):
             block |= {"range": "", "ipRanges": [{"range": cidr} for cidr in own]}
         key = {"index": rail, "group": "gpu", "addressing": "same-index", "ranges": self.ranges} | more.pop("key", {})
-        config = {"cniVersion": "1.1.0", "name": f"rail-{rail}", "rail": key, "ipam": block, **more.pop("config", {})}
-        args = f"K8S_POD_NAMESPACE=ns;K8S_POD_NAME={pod};K8S_POD_UID={more.pop('uid', '')}" if pod else ""
-        args = ";".join(filter(None, [args, f"IP={ip}" if (ip := more.pop("ip", "")) else "IgnoreUnknown=1"]))
-        node = more.pop("node", "node-1")
-        environ = {"CNI_IFNAME": more.pop("ifname", f"net{rail}"), "CNI_ARGS": args, "NODENAME": node}
-        given = called(verb, container, config, self.place.directory / node, **environ)
-        if verb in ("DEL", "GC"):
-            self.place.make_up(node)
-        return [address.partition("/")[0] for address in given]
+        config = {"name": f"rail-{rail}", "rail": key, **more.pop("config", {})}
+        return self.place.call(verb, container, pod, **{"ifname": f"net{rail}", "config": config, **block, **more})
 
     def add(self, rail: int, container: str = "c1", pod: str = "", **more: Any) -> str:
         return " ".join(self.call("ADD", rail, container, pod, **more))
@@ -82,12 +76,12 @@ class Rails:
 
     def cut(self) -> None:
         """Let the store be out of reach, which a file is not."""
-        if self.place.proxy:
-            self.place.is_cut, self.place.proxy.fault = True, lambda data: "request"
+        if self.place.shared:
+            cut(self.place)
 
     def mend(self) -> None:
-        if self.place.proxy:
-            self.place.is_cut, self.place.proxy.fault = False, lambda data: ""
+        if self.place.shared:
+            mend(self.place)
 
     def flush(self, store_ref: dict[str, Any]) -> int:
         """As by the command or the agent, which know the store of a configuration: with all pools."""
@@ -372,10 +366,6 @@ def test_what_a_rail_excludes_is_given_on_no_rail(tmp_path: Path, free_paths: No
 
 
 # --- kills ---
-
-
-class Killed(BaseException):
-    """The process has ended here."""
 
 
 class Killer:

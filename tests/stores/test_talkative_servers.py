@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.stores.test_etcd_calls import Server
+from tests.stores.kinds import description
+from tests.stores.test_etcd_calls import Server, raw
 from tests.stores.test_kubeconfig import write as kubeconfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,10 +25,6 @@ OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
 MIB = b"x" * (1 << 20)
 FIELDS = b"".join(b"X-%d: y\r\n" % i for i in range(10_000))
-
-
-def raw(body: bytes) -> bytes:
-    return OK + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
 SAID: dict[str, tuple[bytes, bytes, str]] = {  # once, then for ever, and a word of the error
@@ -72,8 +69,7 @@ except CniError as fault:
 
 def store_of(kind: str, port: int, folder: Path) -> dict[str, object]:
     if kind == "etcd":
-        absent = {"user": "", "ca": "", "cert": "", "key": ""}
-        return {"kind": "etcd", "endpoints": [f"http://127.0.0.1:{port}"], "prefix": "/railcni", **absent}
+        return description([f"http://127.0.0.1:{port}"])
     path = kubeconfig(folder / "config", cluster={"server": f"http://127.0.0.1:{port}"})
     return {"kind": kind, "kubeconfig": path, "namespace": "kube-system"}
 

@@ -30,6 +30,7 @@ from tests.stores.claims import AnyAddress
 from tests.stores.kinds import owner
 from tests.stores.kubernetes_api import DROP_AFTER, DROP_LATE, SPECS, Refusal
 from tests.stores.places import Place, made, mend, silent
+from tests.stores.test_ipam_verbs import Killed, killed
 from tests.stores.unwell import ILL, LATE, LOST, LOST_AFTER, Hurry, Unwell, first, in_turn
 
 ADDRESSES = "addressleases"
@@ -187,14 +188,6 @@ def ill(place: Place, choose: Callable[[str], str]) -> Iterator[Unwell]:
         place.proxy.target = "127.0.0.1", unwell.port
         yield unwell
         place.proxy.target = well
-
-
-class Died(BaseException):
-    """The call is killed."""
-
-
-def die(*_: object) -> None:
-    raise Died
 
 
 @contextmanager
@@ -381,14 +374,14 @@ def test_an_add_that_ends_after_an_open_attempt_leaves_nothing_when_its_delete_i
 
     def choose(change: str) -> str:
         if left and ends == "it dies":
-            dying.setattr(http.Connection, "request", die)
+            dying.setattr(http.Connection, "request", killed)
         elif left:
             verbs = ["create", "update", "patch", "delete"] + ["get", "list"] * (ends == "it may do nothing more")
             place.server.forbidden = set(itertools.product(verbs, (ADDRESSES, POOLS, RESERVATIONS)))
         return left.pop() if left else ""
 
     with ill(place, choose) as unwell:
-        with pytest.MonkeyPatch.context() as dying, pytest.raises((Died, InvalidConfig)):
+        with pytest.MonkeyPatch.context() as dying, pytest.raises((Killed, InvalidConfig)):
             place.call("ADD", "ended", "e")
         place.delete("ended", "e")
         place.server.forbidden = set()
@@ -526,7 +519,7 @@ def test_a_claim_that_is_served_after_the_release_of_its_attachment_makes_no_lea
         if len(left) < len(illnesses) and next(sent) == at - 1:
             sending.undo()
             if ends in (KILLED, ALONE):
-                raise Died
+                raise Killed
             leave()
         return real(connection, *arguments)
 
@@ -539,7 +532,7 @@ def test_a_claim_that_is_served_after_the_release_of_its_attachment_makes_no_lea
     with ill(place, choose) as unwell:
         with pytest.MonkeyPatch.context() as sending:
             sending.setattr(http.Connection, "request", request)
-            with suppress(Died, TryAgainLater):
+            with suppress(Killed, TryAgainLater):
                 place.call("ADD", "c1", "a", **small)
         left.clear()
         if ends != ALONE:
@@ -572,39 +565,17 @@ def test_a_claim_of_a_shared_address_that_is_served_after_the_release_makes_no_l
     def choose(change: str) -> str:
         number = next(changes)
         if number in kills:
-            dying.setattr(http.Connection, "request", die)
+            dying.setattr(http.Connection, "request", killed)
         return illness if number <= max(kill, 2) else ""
 
     with ill(place, choose) as unwell:
-        with pytest.MonkeyPatch.context() as dying, suppress(Died):
+        with pytest.MonkeyPatch.context() as dying, suppress(Killed):
             place.flush(store_ref)
         kills.clear()
         place.flush(store_ref)
         place.delete("c2", "c2", **SHARED)
         unwell.catch_up()
     assert place.leased(store_ref) == {} and place.records().all() == []
-
-
-@pytest.mark.parametrize("place", ILL_STORES, indirect=True)
-def test_a_move_to_another_range_that_is_served_after_the_delete_of_a_killed_add_leaves_nothing(
-    place: Place, hurry: None
-) -> None:
-    others = {"range": "10.0.1.0/24"}
-    place.add("other", "b", **others)
-    assert place.add("c1", "a") == "10.0.0.1"
-    left = [LATE]
-
-    def choose(change: str) -> str:
-        if left:
-            dying.setattr(http.Connection, "request", die)
-        return left.pop() if left else ""
-
-    with ill(place, choose) as unwell:
-        with pytest.MonkeyPatch.context() as dying, pytest.raises(Died):
-            place.call("ADD", "c1", "a", **others)
-        place.delete("c1", "a", **others)
-        unwell.catch_up()
-    assert place.leased(place.store_ref) == {"10.0.1.1": "other"}
 
 
 # --- what a name and its content both say ---
@@ -800,11 +771,11 @@ def test_a_move_to_other_addresses_that_is_killed_at_any_request_leaves_no_lease
             left.append(None)
             if is_served:
                 real(connection, *arguments)
-            raise Died
+            raise Killed
 
         given = place.call("ADD", "c1", "a", **former)
         store_ref = place.store_ref
-        with pytest.MonkeyPatch.context() as killing, suppress(Died):
+        with pytest.MonkeyPatch.context() as killing, suppress(Killed):
             killing.setattr(http.Connection, "request", request)
             given = place.call("ADD", "c1", "a", **new)
             at = 0

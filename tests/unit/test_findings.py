@@ -97,6 +97,7 @@ ALONE = ([pool()], [reservation(1)])  # a reservation without a lease
 UNRESERVED = ([pool(1)], [], [pod(1, IP(1))])
 ON_NODE = ([pool(1)], [reservation(1, node="node-1")], [], None)
 OFF = node(ready=False, taint="node.kubernetes.io/out-of-service")
+MIRROR = {"kubernetes.io/config.mirror": "former"}
 FOREIGN = [nad(type="host-local"), nad(range="10.9.0.0/16"), nad(datastore="etcd"), nad(datastore="file")]
 SILENT = [pod(1), pod(1, "fd00::7"), pod(1, deletionTimestamp="2026-01-01T00:00:00Z")]
 JUDGED: dict[str, tuple[tuple[Any, ...], list[tuple[str, str, str]]]] = {
@@ -106,6 +107,7 @@ JUDGED: dict[str, tuple[tuple[Any, ...], list[tuple[str, str, str]]]] = {
     "its pod has ended": ((*ONE, [pod(1, IP(1), phase="Succeeded")]), [(kinds.LEASE_OF_ENDED_POD, RECLAIM, IP(1))]),
     "a former pod's, which the pod of its name uses": ((*TOLD, [pod(1, IP(1))]), []),
     "a former pod's, of which that does not speak": ((*TOLD, [pod(1)]), [(kinds.LEASE_OF_ANOTHER_UID, LOOK, IP(1))]),
+    "a static pod's, which has another uid in the API": ((*TOLD, [pod(1, annotations=MIRROR)]), []),
     "its pod has another address there": ((*TWO, [pod(1, IP(1))]), [(kinds.LEASE_UNUSED, RECLAIM, IP(2))]),
     **{f"its pod does not speak of it: {n}": ((*ONE, [shown], []), []) for n, shown in enumerate(SILENT)},
     "its node is not ready": ((*ON_NODE, [node(ready=False)]), [(kinds.LEASE_WITHOUT_POD, LOOK, IP(1))]),
