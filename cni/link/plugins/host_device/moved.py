@@ -125,12 +125,11 @@ def _return_device(attachment: Attachment, record: dict[str, Any], host: Rtnl, r
     refuses a part of the state, the first call for a record raises Unrestored, and a second call only logs the refusal.
     """
     plugin = named(record["plugin"])
-    log = records.log or Log(str(attachment))
     try:
-        plugin.remove(plugin.load(record["link"]), host, None, log)
+        plugin.remove(plugin.load(record["link"]), host, None, records.log)
     except Unrestored as fault:
         if record["link"].get(REFUSED):
-            log.warning(f"{fault}; it is not tried again")
+            records.log.warning(f"{fault}; it is not tried again")
         else:
             records.write(attachment, LINK, {**record, "link": {**record["link"], REFUSED: True}})
             raise
