@@ -23,7 +23,7 @@ from ipam.stores import apiserver
 from ipam.stores.apiserver import Api, kubeconfig
 from ipam.stores.apiserver.faults import NotFound
 from ipam.stores.apiserver.resources import POOLS
-from ipam.stores.base import OutcomeUnknown
+from ipam.stores.base import OutcomeUnknown, Unreachable
 from tests.stores.kubernetes_api import DROP_BEFORE, ApiServer, Refusal
 
 pytestmark = pytest.mark.well("it is about how a server is reached, and scripts the answer to each request")
