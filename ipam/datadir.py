@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from cni.shared import policy
-from cni.shared.kernel import files, paths
+from cni.shared.kernel import files
 from ipam.keys import DATA_DIR
 
 _LEASES = "leases.db"  # the lease file; the names of its companion files begin with this name
@@ -24,15 +24,15 @@ def confined(path: str) -> str:
     """
     allowed = policy.current()
     try:
-        resolved, state = paths.resolve(path), paths.resolve(DATA_DIR)
-        roots = [paths.resolve(root) for root in allowed.dataRoots]
-        former = [paths.resolve(root) for root in _FORMER_ROOTS] if allowed.dataRoots is policy.DATA_ROOTS else []
+        resolved, state = files.resolve(path), files.resolve(DATA_DIR)
+        roots = [files.resolve(root) for root in allowed.dataRoots]
+        former = [files.resolve(root) for root in _FORMER_ROOTS] if allowed.dataRoots is policy.DATA_ROOTS else []
     except OSError as fault:
         raise ValueError(f"cannot be followed: {fault.strerror}") from None
     if resolved == state:
         return DATA_DIR
     has_leases = _has_leases(resolved)
-    if has_leases and any(paths.is_below(resolved, root) for root in former):
+    if has_leases and any(files.is_below(resolved, root) for root in former):
         return resolved
     allowed.confine("dataRoots", path)
     if has_leases or resolved in roots:
@@ -42,17 +42,17 @@ def confined(path: str) -> str:
         raise ValueError(f"has a part of more than {_NAME_MAX} bytes: File name too long")
     if any(part.startswith(_LEASES) for part in parts):
         raise ValueError(f"has a part that begins with {_LEASES}, as the names of lease files do: want another name")
-    if paths.is_below(resolved, state) and not paths.is_below(resolved, f"{state}/stores"):
+    if files.is_below(resolved, state) and not files.is_below(resolved, f"{state}/stores"):
         raise ValueError(f"is among railcni's own records: want a directory below {DATA_DIR}/stores")
     holder = _nearest(resolved)
-    is_inside = any(holder != root and paths.is_below(holder, root) for root in roots)
+    is_inside = any(holder != root and files.is_below(holder, root) for root in roots)
     has_files = is_inside and any(not _is(f"{holder}/{name}", _DIRECTORY) for name in files.names_in(holder))
     if has_files and not _has_leases(holder):
         what = "holds" if holder == resolved else f"is to be made in {holder[:60]}, which holds"
         raise ValueError(
             f"{what} files of others: want a directory for railcni alone, such as one in {DATA_DIR}/stores"
         )
-    root = next(root for root in roots if paths.is_below(resolved, root))
+    root = next(root for root in roots if files.is_below(resolved, root))
     new = resolved.count("/") - max(holder, root, key=len).count("/")
     if new and _has_more_directories(root, allowed.dataDirs - new):
         text = f"would be one directory too many for dataDirs ({allowed.dataDirs}): want an existing one, or change"

@@ -63,10 +63,8 @@ class Files:
             return confined(path)
         if roots:
             return policy.current().confine(roots, path)
-        from cni.shared.kernel import paths  # few networks name a path
-
         try:
-            return paths.resolve(path)
+            return kernel_files.resolve(path)
         except OSError as fault:
             raise ValueError(f"cannot be followed: {fault.strerror}") from None
 
@@ -255,10 +253,8 @@ class Source:
 
     def _formerly(self, path: str) -> str:
         """The resolved `path` if version 0.1.0 allowed it and the policy does not set configRoots; otherwise ""."""
-        from cni.shared.kernel import paths  # few networks name a path
-
         resolved = OF_NODE.follow(path)
-        is_below = any(paths.is_below(resolved, root) for root in _FORMER_CONFIG_ROOTS)
+        is_below = any(kernel_files.is_below(resolved, root) for root in _FORMER_CONFIG_ROOTS)
         return resolved if is_below and policy.current().configRoots is policy.CONFIG_ROOTS else ""
 
     def _left_out(self) -> list[Fault]:

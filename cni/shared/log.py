@@ -11,6 +11,8 @@ import stat
 import sys
 import time
 
+from cni.shared.kernel import files
+
 ROOT = "/var/log/railcni"  # the policy's default directory for log files of networks; made when it is missing
 how = "cold"  # in a process that serves only this call; "warm" in a worker, which serves many calls (cni.warm)
 LEVELS = ("debug", "verbose", "warning", "error", "panic")  # as in whereabouts; the default is "warning" here
@@ -28,7 +30,7 @@ def tell(line: bytes) -> None:
 class Log:
     """The log of a call. Each line contains `context`; lines below `level` are not written.
 
-    `path` is the path of the log file, without symbolic links (cni.shared.kernel.paths.resolve), or "". `hidden` has
+    `path` is the path of the log file, without symbolic links (cni.shared.kernel.files.resolve), or "". `hidden` has
     texts that the call's error message must not contain. The log may contain these texts, because it stays on the node.
     """
 
@@ -73,13 +75,11 @@ class Log:
 
 
 def _open(path: str) -> int:
-    from cni.shared.kernel import paths  # few networks have a log file
-
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY
     try:
-        return paths.open_resolved(path, flags, 0o640)
+        return files.open_resolved(path, flags, 0o640)
     except FileNotFoundError:
         if path.rpartition("/")[0] != ROOT:
             raise
         os.mkdir(ROOT, 0o750)
-        return paths.open_resolved(path, flags, 0o640)
+        return files.open_resolved(path, flags, 0o640)

@@ -116,12 +116,10 @@ class Policy:
 
     def confine(self, key: str, value: str) -> str:
         """The path `value` without symbolic links. Raises ValueError when the path is below no root of the list `key`."""
-        from cni.shared.kernel import paths  # few networks name a path
-
         roots: Sequence[str] = getattr(self, key)
         try:
-            resolved = paths.resolve(value)
-            if any(paths.is_below(resolved, paths.resolve(one)) for one in roots):
+            resolved = files.resolve(value)
+            if any(files.is_below(resolved, files.resolve(one)) for one in roots):
                 return resolved
         except OSError as fault:
             raise ValueError(f"cannot be followed: {fault.strerror}") from None

@@ -1,4 +1,4 @@
-"""cni/shared/kernel/files.py and paths.py: small files that survive a crash; where a path leads, and opening that without following a link."""
+"""cni/shared/kernel/files.py: small files that survive a crash; where a path leads, and opening that without following a link."""
 
 import os
 import stat
@@ -9,8 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cni.shared.kernel.files import make_private_directory, read_whole, remove, write_whole
-from cni.shared.kernel.paths import is_below, open_resolved, resolve
+from cni.shared.kernel.files import (
+    is_below,
+    make_private_directory,
+    open_resolved,
+    read_whole,
+    remove,
+    resolve,
+    write_whole,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 

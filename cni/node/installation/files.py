@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable
 
 from cni.node.installation import content
-from cni.shared.kernel import files, paths
+from cni.shared.kernel import files
 from cni.shared.spec.errors import InvalidConfig
 
 
@@ -17,9 +17,9 @@ def below(root: str, path: str) -> str:
     a loop."""
     root = os.path.realpath(root).rstrip("/")
     try:
-        return root + paths.resolve(path, root, strict=False)
+        return root + files.resolve(path, root, strict=False)
     except OSError:
-        raise InvalidConfig(f"{path} leads through more than {paths.MOST_LINKS} symbolic links: mend them") from None
+        raise InvalidConfig(f"{path} leads through more than {files.MOST_LINKS} symbolic links: mend them") from None
 
 
 def put(path: str, temporary: str, make: Callable[[str], object]) -> None:
