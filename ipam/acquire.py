@@ -305,9 +305,11 @@ class AddTerms:
         return store
 
     def remember(self, wants: Sequence[Want], sequence: int) -> None:
-        """Write the attachment's record with `wants` and `sequence`, the time of the claim in ns since 1970. Called
-        before each claim; `wants` then includes the leases that would remain if the claim were killed. Also called when
-        the attachment has all its leases."""
+        """Write the attachment's record with the addresses `wants`, and with `sequence`, the number of the claim.
+
+        Called before each claim. `wants` then also has the former leases that would stay in the store if the claim were
+        killed half-way. Called again, without these, when the attachment has all its leases.
+        """
         owner, former = self._owner, self.record
         owner.sequence = sequence
         new = recorded_document(stores.recorded(self._store_ref), wants, owner, self._config.cooldown_seconds)

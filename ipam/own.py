@@ -1,9 +1,11 @@
-"""The addresses of this node and its neighbours on the wire of a network: the host's links that lead to the network.
+"""The addresses of this node and of its neighbours on the wire of a network. The wire is the host's links that lead to
+the network.
 
 No pod of the network can use an address of the node itself. A neighbour's address counts as in use while its entry in
-the kernel's table is reachable or permanent. After a pod's end, its entry may stay reachable for up to 45 s, and then
-stale for days. So a pod may get its own former address, whatever the table says. A neighbour whose entry is stale,
-delay or probe may be a host or a deleted pod. Its address is given after all other addresses of the range.
+the kernel's table is reachable or permanent. The entry of a deleted pod may stay reachable for up to 45 s, and stale
+for days. So there is an exception: a pod may get its own former address, whatever the table says. A neighbour whose
+entry is stale, delay or probe may be a host or a deleted pod. Its address is given after all other addresses of the
+range.
 
 The link plugin's keys determine the wire: the link `master` (or `bridge`) with the links below and above it, or the PF
 of a VF. For a macvlan without `master`, which uses the link of the default route, the addresses of all links count.

@@ -244,7 +244,8 @@ class Records:
             raise self._refused("remove", f"attachments/{name}", fault) from None
 
     def of_network(self, network: str, part: str, *texts: str) -> list[tuple[Attachment, dict[str, Any]]]:
-        """(attachment, record) for each record of `part` in `network`; with `texts`, only records with one of them."""
+        """(attachment, record) for each record of `part` in `network`. If `texts` are given, only records that contain
+        one of them as a JSON string."""
         every = self._every(network + ":", part, texts=texts)
         return [(a, d) for a, _, d in every if a.network == network]
 
@@ -262,7 +263,8 @@ class Records:
         return None if damaged else found
 
     def all(self, part: str = "", *texts: str) -> list[tuple[Attachment, str, dict[str, Any]]]:
-        """Return (attachment, part, record) for each record; if given, only of `part`, and only with one of `texts`."""
+        """Return (attachment, part, record) for each record. If `part` is given, only records of `part`; if `texts` are
+        given, only records that contain one of them as a JSON string."""
         return self._every("", part, texts=texts)
 
     def refuse_newer(self, *devices: str) -> None:

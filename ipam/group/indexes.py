@@ -110,10 +110,11 @@ def group_of(rail: Rail, config: IpamConfig) -> Group:
 
 
 def needs_of(rail: Rail, config: IpamConfig, faults: list[Fault]) -> list[list[Need]]:
-    """The list of needs of each rail, by rail number. Faults of rail.ranges and of the group are appended to `faults`.
+    """The needs of each rail of a group: item i is a list with a need for each range in rail.ranges[i].
 
-    The ranges of the network's own rail exclude the next hops of its routes. The next hops of other rails are not known
-    here, so rail.ranges must exclude them.
+    Faults of rail.ranges and of the group are appended to `faults`. The next hops of `config`'s routes are excluded
+    from the ranges of the network's own rail. Those of other rails are not known here, so users exclude them in
+    rail.ranges.
     """
     next_hops = [parse_address(route.gw) for route in config.routes if route.gw]
     scope = config.network_name if config.overlap else None

@@ -62,7 +62,8 @@ def _ref_of(config: IpamConfig) -> dict[str, Any]:
 def locate(config: IpamConfig, network: str, take: bool, seconds: float = 0) -> None:
     """If the network has node slices, replace the range of `config` by this node's slice of the range.
 
-    If `take` is true, a node without a slice gets a free slice. `seconds` limit each request; 0 means SHARED_SECONDS.
+    If the node has no slice, the first free one is used, and assigned to the node if `take` is true. `seconds` limit
+    each request; 0 means SHARED_SECONDS. Raises TryAgainLater or InvalidConfig as `narrow` does.
     """
     if config.node_slice_size and config.datastore == "kubernetes" and config.ranges:
         from ipam.stores.ippool.slices import narrow  # most networks give nodes no slices

@@ -248,10 +248,11 @@ class Store:
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:
         """Lease all `wants` to `owner` and free the leases `instead_of` in one step, or change nothing.
 
-        The cooldown of freed addresses begins. `wants` are the addresses of one attachment, or of one index of a group
-        of rails: at most 48 (ipam.group.indexes.MOST_ADDRESSES). With the answer Unknown, the store may have raised
-        `owner.sequence` to the sequence up to which it lets claims of the attachment fail: the next claim needs a
-        higher one.
+        Returns Claimed when this is done, Taken when nothing was changed, and Unknown when the outcome is not known.
+        The cooldown of the freed addresses begins. `wants` are the addresses of one attachment, or of one index of a
+        group of rails: at most 48 (ipam.group.indexes.MOST_ADDRESSES). A store may refuse the claims of an attachment
+        up to a sequence. It then sets `owner.sequence` to this one and returns Unknown; the next claim needs a higher
+        sequence.
         """
         raise NotImplementedError
 

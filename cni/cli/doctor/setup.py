@@ -164,7 +164,8 @@ def _installed() -> str:
 
 
 def check_store(config: str = "") -> Iterator[Observation]:
-    """Check that a store of leases answers: the store in the flat file at `config` ("": in the installed flat file)."""
+    """Check that the store of leases answers that the flat file at `config` names. If `config` is "", the installed
+    flat file is read."""
     subject, begun = _UNREAD, time.monotonic()
     try:
         choice = _store_of(config)

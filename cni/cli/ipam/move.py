@@ -89,7 +89,10 @@ class Pools:
 
     def refuse(self, leases: list[Lease]) -> bool:
         """Before a move to IPPools, make AddressLeases refuse claims in the closed pools and in the pools of `leases`.
-        Return False if AddressLeases accepted claims in one of these pools before this call."""
+
+        Return whether they already refused claims in all these pools. If not, a claim may have been made since `leases`
+        were read, so the caller reads them again. In a move to AddressLeases, do nothing and return True.
+        """
         if self.closes:
             return True
         known = {document["metadata"]["name"] for document in self._api.list_all(POOLS)}

@@ -212,7 +212,8 @@ def _nics(rails: Sequence[PlannedRail]) -> list[str]:
 
 
 def _selectors(plan: Rails, rails: Sequence[PlannedRail]) -> dict[str, Any]:
-    """The device plugin's selectors for the NICs. "PF#0-7" selects eight VFs of a PF, but not the PF itself."""
+    """The `selectors` of a resource of the device plugin that has the NICs of `rails`: netdevs for macvlan, otherwise
+    PFs. For sriov, "#0-7" after a PF selects its eight VFs, and not the PF itself."""
     netdevs = [rail.nic.netdev for rail in rails]
     if plan.type == "macvlan":
         return {"ifNames": netdevs}

@@ -67,7 +67,8 @@ if TYPE_CHECKING:
             Raises NotAvailable or LimitedConnectivity when an ADD could not succeed."""
 
     class MadeLinks(Protocol):
-        """The steps for an attachment that an ADD has made. `host` and `inside` are as in LinkPlugin."""
+        """The functions by which later calls handle the link that an ADD has made: load its plan from the record; find,
+        compare and remove the link. `host` and `inside` are as in LinkPlugin."""
 
         def load(self, document: dict[str, Any]) -> Any:
             """Load the plan from `document`, which `RecordedPlan.document` made for a record."""

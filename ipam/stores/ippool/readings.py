@@ -106,8 +106,11 @@ class PoolReadings(ObjectStore):
         return self._lease(pool, entry) if pool and entry else None
 
     def _completed(self, lease: Lease, by_container: bool = False) -> Lease:
-        """`lease` with the data of its reservation, if no record has them. If there is no reservation, the scope is
-        None. If `by_container` is true, a reservation that names no container does not count."""
+        """`lease`, completed by its reservation if this node's records do not have it.
+
+        If no reservation belongs to the lease, return a copy of the lease with the scope None. If `by_container` is
+        true, a reservation that names no container does not count.
+        """
         found = self._reservation(lease)
         own = found is not None and found.is_of(lease) and not (by_container and not found.lease.container_id)
         if lease.sequence == 0 and found and own:

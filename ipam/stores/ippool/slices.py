@@ -99,7 +99,11 @@ def _part(api: Api, name: str, rng: Range, text: str) -> Range:
 
 
 def _free(api: Api, name: str, network_name: str, node: str, rng: Range, slices: list[tuple[str, str]]) -> int:
-    """The index of the first free slice with no address allocated in another pool. Raises TryAgainLater without one."""
+    """The index of the first slice in `slices` (node, CIDR) that no node has, and whose addresses are all free.
+
+    A pod of a former node may still have an address of a slice, in the pool of that node. Raises TryAgainLater when
+    there is no such slice, InvalidConfig when a slice is no part of `rng`.
+    """
     free = [index for index, (holder, _) in enumerate(slices) if not holder]
     pools = []  # without a `network_name`, any pool may be the network's
     for document in api.list_all(POOLS) if free else ():
