@@ -119,6 +119,8 @@ class Policy:
         roots: Sequence[str] = getattr(self, key)
         try:
             resolved = files.resolve(value)
+            if resolved == log.ROOT:  # a file there would be in the way of the log files of all networks
+                raise ValueError("is the directory of log files: want a file in it")
             if any(files.is_below(resolved, files.resolve(one)) for one in roots):
                 return resolved
         except OSError as fault:
