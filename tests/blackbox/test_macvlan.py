@@ -344,6 +344,20 @@ def test_a_delete_with_a_path_that_is_no_namespace_succeeds(node: Node, pod: Pod
     node.ended("macvlan", network(), netns=path)
 
 
+def test_a_delete_spares_the_link_of_another_attachment_with_which_the_pod_exchanged_the_name(
+    node: Node, pod: Pod
+) -> None:
+    for name in ("net1", "net2"):
+        node.cni("macvlan", "ADD", network(), netns=pod, ifname=name).succeeded()
+        pod.view.set(name, state="down")
+    second = pod.view.link("net2").mac
+    for former, name in (("net1", "other"), ("net2", "net1"), ("other", "net2")):
+        pod.view.set(former, ifname=name)
+    node.cni("macvlan", "DEL", network(), netns=pod, ifname="net1").succeeded()
+    assert [link.mac for link in pod.view.links().values()] == [second]
+    node.ended("macvlan", network(), netns=pod, ifname="net2")
+
+
 def test_a_delete_leaves_a_link_that_is_not_ours(node: Node, pod: Pod) -> None:
     add(node, pod, network())
     pod.view.delete("net1")
