@@ -119,7 +119,9 @@ class Policy:
         roots: Sequence[str] = getattr(self, key)
         try:
             resolved = files.resolve(value)
-            if any(files.is_below(resolved, files.resolve(one)) for one in roots):
+            if resolved == log.ROOT:  # a file there would be in the way of the log files of all networks
+                raise ValueError("is the directory of log files: want a file in it")
+            if any(_holds(one, resolved) for one in roots):
                 return resolved
         except OSError as fault:
             raise ValueError(f"cannot be followed: {fault.strerror}") from None
@@ -144,6 +146,14 @@ class Policy:
         allowed = [one or '""' for one in getattr(self, key)]
         text = f"{what} is not in {key} ({shortened(allowed)}): want one that is, or change {self.path}"
         return InvalidConfig(text, f"{key}: {', '.join(allowed) or 'none'}")
+
+
+def _holds(root: str, path: str) -> bool:
+    """Whether `path`, which has no symbolic links, is below `root`. A root that cannot be followed holds nothing."""
+    try:
+        return files.is_below(path, files.resolve(root))
+    except OSError:
+        return False
 
 
 def shortened(names: Sequence[str]) -> str:

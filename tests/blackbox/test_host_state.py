@@ -332,6 +332,32 @@ def test_a_device_that_another_link_needs_is_refused_with_the_remedy(node: Node,
     with unchanged(node):
         add(node, pod).refused(7, "data0", *words)
         node.cni("sriov", "ADD", VF, netns=pod).refused(7, PCI, *words)
+        node.cni("host-device", "STATUS", NETWORK).refused(50, "data0", *words)
+        node.cni("sriov", "STATUS", {**VF, "deviceID": PCI}).refused(50, PCI, *words)
+    assert node.leftovers() == []
+
+
+def test_an_mtu_above_that_of_the_link_below_the_device_is_named(node: Node, pod: Pod) -> None:
+    sh(node, "ip link add up0 link data0 type macvlan; ip link set up0 up")
+    with unchanged(node):
+        add(node, pod, {**NETWORK, "device": "up0", "mtu": 9000}).refused(7, "mtu 9000", "up0", "lower it")
+    assert node.leftovers() == []
+
+
+def test_a_device_on_top_of_one_that_followed_it_into_the_pod_waits_for_that(node: Node, pod: Pod) -> None:
+    """Such as a VLAN and then its NIC; a macvlan in mode passthru shows no MAC of its own on the NIC either."""
+    upper = {**NETWORK, "device": "up0", "ipam": LEASES}
+    sh(
+        node,
+        "ip link add up0 link data0 type macvlan mode passthru; ip link set up0 up; ip address add 10.9.0.3/24 dev up0",
+    )
+    with unchanged(node, "index"):
+        add(node, pod, upper).succeeded()
+        add(node, pod, ifname="net2").succeeded()
+        delete(node, pod, upper).refused(11, "up0", '"net2"', "end net2 of container c1", "repeat the DEL")
+        assert len(node.leases()) == 1
+        delete(node, pod, ifname="net2").succeeded()
+        delete(node, pod, upper).succeeded()
     assert node.leftovers() == []
 
 

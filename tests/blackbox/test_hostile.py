@@ -249,6 +249,24 @@ def test_a_log_is_not_written_through_a_link_that_is_put_in_the_way(node: Node, 
     assert os.listdir(node.path("/etc/hostile")) == ["shadow"]
 
 
+def test_a_root_that_cannot_be_followed_hinders_no_path_below_another(node: Node, pod: Pod) -> None:
+    node.path("/run/loop").symlink_to("loop")
+    node.allow(logRoots=["/run/loop", "/var/log/railcni"])
+    reply = node.cni("macvlan", "ADD", network({"log_file": "/var/log/railcni/w.log"}), netns=pod)
+    assert reply.succeeded() and "log_file" not in reply.stderr
+    assert node.path("/var/log/railcni/w.log").read_text()
+
+
+def test_the_directory_of_log_files_is_no_log_file(node: Node, pod: Pod) -> None:
+    """A file in its place would keep the log files of all networks from being written."""
+    for path in ("/var/log/railcni", "/var/log/railcni/"):
+        reply = node.cni("whereabouts", "ADD", network({"log_file": path}), netns=pod)
+        reply.succeeded()
+        assert f"ipam.log_file {path} is the directory of log files" in reply.stderr
+    node.cni("whereabouts", "ADD", network({"log_file": "/var/log/railcni/w.log"}), netns=pod).succeeded()
+    assert node.path("/var/log/railcni/w.log").read_text()
+
+
 LOGS = {
     "fifo": "mkfifo w.log",
     "fifo that is read": "mkfifo w.log",

@@ -241,6 +241,23 @@ def test_status_names_a_master_that_is_missing(node: Node, pod: Pod) -> None:
     node.cni("macvlan", "STATUS", network(master="ens9f9")).refused(50, "ens9f9")
 
 
+@pytest.mark.parametrize(
+    ("setup", "keys", "code", "words"),
+    [
+        ("ip link add br0 type bridge; ip link set ens2f0 master br0", {}, 50, ["ens2f0", "belongs to a bridge"]),
+        ("", {"mtu": 65000}, 7, ["mtu 65000", "ens2f0", "lower the key `mtu`"]),
+        ("", {"master": "lo"}, 7, ["lo", "not an Ethernet link"]),
+    ],
+    ids=["port of a bridge", "mtu above the master's", "no Ethernet"],
+)
+def test_status_refuses_a_master_that_every_add_would_refuse(
+    node: Node, setup: str, keys: Any, code: int, words: list[str], pod: Pod
+) -> None:
+    node.run(["sh", "-ec", setup]).check_returncode()
+    assert node.cni("macvlan", "ADD", network(**keys), netns=pod).status
+    node.cni("macvlan", "STATUS", network(**keys)).refused(code, *words)
+
+
 def test_without_a_master_the_link_of_the_default_route_is_taken(node: Node, pod: Pod) -> None:
     refused(node, pod, network(master=None), 7, "master", "default route")
     node.host.add_address("ens2f0", "192.0.2.2/24")
@@ -315,7 +332,9 @@ def test_one_attachment_added_by_many_at_once_has_one_link(node: Node, pod: Pod)
 # --- DEL ---
 def test_a_delete_of_what_was_never_added_succeeds(node: Node, pod: Pod) -> None:
     delete(node, pod, network())
-    node.ended("macvlan", network(), netns=None)
+    node.path("/run/loop").symlink_to("loop")
+    for nowhere in (None, "/run/loop", "/run/" + 256 * "x"):
+        node.ended("macvlan", network(), netns=nowhere)
 
 
 @pytest.mark.parametrize("path", [None, "", "/run/netns/none", "/dev/null", "/run/some-file"])
@@ -323,6 +342,20 @@ def test_a_delete_with_a_path_that_is_no_namespace_succeeds(node: Node, pod: Pod
     node.path("/run/some-file").write_text("")
     add(node, pod, network())
     node.ended("macvlan", network(), netns=path)
+
+
+def test_a_delete_spares_the_link_of_another_attachment_with_which_the_pod_exchanged_the_name(
+    node: Node, pod: Pod
+) -> None:
+    for name in ("net1", "net2"):
+        node.cni("macvlan", "ADD", network(), netns=pod, ifname=name).succeeded()
+        pod.view.set(name, state="down")
+    second = pod.view.link("net2").mac
+    for former, name in (("net1", "other"), ("net2", "net1"), ("other", "net2")):
+        pod.view.set(former, ifname=name)
+    node.cni("macvlan", "DEL", network(), netns=pod, ifname="net1").succeeded()
+    assert [link.mac for link in pod.view.links().values()] == [second]
+    node.ended("macvlan", network(), netns=pod, ifname="net2")
 
 
 def test_a_delete_leaves_a_link_that_is_not_ours(node: Node, pod: Pod) -> None:

@@ -29,6 +29,7 @@ SHARES_NETDEV = True
 ONLY_OURS = ""
 MODES = ("bridge", "private", "vepa", "passthru")
 STANDS_FOR_ITS_LOWER = ("macvlan", "macvtap")  # the kernel puts the new link on the netdev below such a master
+TAKE_FRAMES = ("bridge", "bond", "team", "openvswitch")  # masters with the rx_handler that a macvlan needs for itself
 
 MOST_QUEUED = 1 << 16
 """The largest `bcqueuelen` of a new link, in packets. The kernel has no limit. All macvlans of a master share a queue."""
@@ -191,7 +192,7 @@ def plan(config: MacvlanConfig, request: Request, facts: MacvlanFacts) -> Macvla
     if master is None:
         if not config.master and config.device_id and not config.link_in_container:
             raise InvalidConfig(
-                f'deviceID "{config.device_id}" is no device with a netdev on the host: name the netdev in the key `master`'
+                f'deviceID "{config.device_id[:60]}" is no device with a netdev on the host: name the netdev in the key `master`'
             )
         if not config.master:
             raise InvalidConfig(
@@ -201,6 +202,13 @@ def plan(config: MacvlanConfig, request: Request, facts: MacvlanFacts) -> Macvla
             f'master "{config.master}" does not exist {where}: name an existing netdev',
             f"netdevs {where}: {' '.join(facts.names)}",
         )
+    _refuse_unfit(config, master, facts.reason)
+    return planned_on(config, request, master, _derived_mac(request, facts.boot_id))
+
+
+def _refuse_unfit(config: MacvlanConfig, master: Link, reason: str) -> None:
+    """Raise InvalidConfig, with the reason, when `master` cannot carry the configured link (pure). `reason` is that of
+    `_refused`."""
     if master.arphrd == ARPHRD_INFINIBAND:
         raise InvalidConfig(
             f'master "{master.name}" is an InfiniBand link, and macvlan needs Ethernet: use the plugin ipoib or host-device for it'
@@ -214,8 +222,8 @@ def plan(config: MacvlanConfig, request: Request, facts: MacvlanFacts) -> Macvla
         raise InvalidConfig(
             f'master "{master.name}" is not an Ethernet link (ARPHRD {master.arphrd}), and macvlan needs one: name another netdev'
         )
-    if facts.reason:
-        raise InvalidConfig(_refusal(config.mode, master, facts.reason))
+    if reason:
+        raise InvalidConfig(_refusal(config.mode, master, reason))
     if config.mtu > master.mtu:
         raise InvalidConfig(
             f'mtu {config.mtu} is above {master.mtu}, the MTU of master "{master.name}": lower the key `mtu`, or raise the'
@@ -224,7 +232,6 @@ def plan(config: MacvlanConfig, request: Request, facts: MacvlanFacts) -> Macvla
     least = max(LEAST_MTU, master.min_mtu)  # a VLAN names 0, and macvlan_common_newlink gives a macvlan ETH_MIN_MTU
     if 0 < config.mtu < least:
         raise InvalidConfig(f"mtu {config.mtu} is below {least}, the minimum of a macvlan")
-    return planned_on(config, request, master, _derived_mac(request, facts.boot_id))
 
 
 def planned_on(config: MacvlanConfig, request: Request, master: Link, derived: str) -> MacvlanPlan:
@@ -302,7 +309,7 @@ def _refused_making(planned: MacvlanPlan, fault: KernelError) -> str:
             f"mode passthru needs {master} for itself, and it has another macvlan: use mode bridge, or another master"
         )
     return {
-        errno.EBUSY: f"{master} belongs to a bridge, bond or other upper device: use another netdev, or remove it from that device",
+        errno.EBUSY: _belongs(planned.master),
         errno.EINVAL: invalid,
         errno.EADDRINUSE: _mac_in_use(planned),
         # before Linux 6.14 also when a link of the host has the name
@@ -312,6 +319,10 @@ def _refused_making(planned: MacvlanPlan, fault: KernelError) -> str:
         errno.EADDRNOTAVAIL: f"the MAC address {planned.mac} is not valid for a link: give a unicast address in the key `mac`",
         errno.EPERM: "the kernel does not permit making links here: run as root, with CAP_NET_ADMIN on the host's and the sandbox's namespace",
     }.get(fault.errno or 0, f"the kernel refused a macvlan on {master}: {fault.strerror}")
+
+
+def _belongs(master: str) -> str:
+    return f'master "{master}" belongs to a bridge, bond or other upper device: use another netdev, or remove it from that device'
 
 
 def refused_up(planned: MacvlanPlan, fault: KernelError) -> str:
@@ -349,6 +360,10 @@ def status(config: MacvlanConfig, host: Rtnl, log: Log) -> Link | None:
         reason = _refused(device, config.mode, host, None)
         if reason:
             raise NotAvailable(_refusal(config.mode, master, reason))
+    _refuse_unfit(config, master, "")
+    upper = host.link(index=master.master_index) if master.master_index else None
+    if upper and upper.kind in TAKE_FRAMES:
+        raise NotAvailable(_belongs(master.name))
     if not master.up:
         raise LimitedConnectivity(_down(master))
     if not master.carrier:

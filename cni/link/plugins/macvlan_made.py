@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cni.link.plugins.common import differs
 from cni.link.plugins.macvlan import STANDS_FOR_ITS_LOWER, MacvlanConfig, MacvlanPlan, find_master, planned_on
 from cni.shared.kernel.links import Link, Rtnl
@@ -59,9 +61,16 @@ def owns(planned: MacvlanPlan, link: Link) -> bool:
     return named and link.lower_index == planned.lower
 
 
+def owned(planned: MacvlanPlan, links: Sequence[Link]) -> list[Link]:
+    """The plan's links among `links`. If the MAC or the temporary name shows one, the name alone shows no other: the pod
+    may have exchanged the names of two attachments."""
+    found = [link for link in links if owns(planned, link)]
+    return [link for link in found if planned.temporary == link.name or planned.mac == link.mac] or found
+
+
 def present(planned: MacvlanPlan, inside: Rtnl) -> Link | None:
     """The plan's link in the sandbox, under any name; None if it is not there."""
-    return next((link for link in inside.links() if owns(planned, link)), None)
+    return next(iter(owned(planned, inside.links())), None)
 
 
 def recognises(planned: MacvlanPlan, inside: Rtnl) -> bool:
@@ -80,8 +89,10 @@ def remove(planned: MacvlanPlan, host: Rtnl, inside: Rtnl | None, log: Log) -> N
     """
     removed = False
     others = []
-    for link in inside.links() if inside else ():
-        if owns(planned, link):
+    links = inside.links() if inside else []
+    own = owned(planned, links)
+    for link in links:
+        if link in own:
             try:
                 inside.delete_link(link.index)  # type: ignore[union-attr]  # not None: it has links
             except KernelError as fault:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
-from errno import ENOENT, ENOTDIR
+from errno import ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR
 from fcntl import ioctl
 
 from cni.shared.spec.errors import InvalidNamespace
@@ -107,7 +107,7 @@ def at(path: str) -> Namespace | None:
     except ValueError:
         return None
     except OSError as fault:
-        if fault.errno in (ENOENT, ENOTDIR):
+        if fault.errno in (ENOENT, ENOTDIR, ELOOP, ENAMETOOLONG):
             return None
         raise
 

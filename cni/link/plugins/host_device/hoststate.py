@@ -55,7 +55,7 @@ def look(
     are all links of the host, and `every` are all routes of the host, as RTM_NEWROUTE bodies.
     """
     try:
-        others = host.received(device.index) if device.kind not in ("vxlan", "bridge") else []
+        others = _others(device, host)
         tied = _tied(device, links, others)
         if tied:
             return {}, tied
@@ -73,6 +73,16 @@ def look(
             " or set it again after the DEL"
         )
     return state, ""
+
+
+def _others(device: Link, host: Rtnl) -> list[bytes]:
+    """Further MACs for which the device receives frames; [] for kinds whose forwarding entries mean other things."""
+    return host.received(device.index) if device.kind not in ("vxlan", "bridge") else []
+
+
+def tied(device: Link, links: Sequence[Link], host: Rtnl) -> str:
+    """The reason why a move of `device` would break another link, as in `look`; "" if the device can be moved."""
+    return _tied(device, links, _others(device, host))
 
 
 def _tied(device: Link, links: Sequence[Link], others: list[bytes]) -> str:

@@ -66,13 +66,16 @@ def permit(device: Link | None, pci: str) -> None:
 def available(
     device: Link, pci: str, selected: str, links: Sequence[Link], host: Rtnl, advertised: bool = True
 ) -> Link:
-    """Return `device` if networks may take it. Raises NotAvailable when the node needs the device, InvalidConfig when
-    the policy does not allow it. If `advertised` is False, a default route that a router has advertised on the device
+    """Return `device` if networks may take it. Raises NotAvailable when the node or another link needs the device,
+    InvalidConfig when the policy does not allow it. If `advertised` is False, a default route that a router has advertised on the device
     does not count. `selected` has the key and the value that name the device, for the message."""
     permit(device, pci)
     reason = uplink.needed(device, links, host, advertised=advertised)
     if reason:
         raise NotAvailable(cut_off(selected, reason))
+    tied = hoststate.tied(device, links, host)
+    if tied:
+        raise NotAvailable(f"{selected} is refused: {tied}")
     return device
 
 
@@ -189,6 +192,12 @@ def move_in(planned: MovePlan, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> 
             ),
         )
     except KernelError as fault:
+        if mtu and fault.errno in (errno.EINVAL, errno.ERANGE) and host.link(index=device["index"]) is None:
+            raise InvalidConfig(  # the kernel sets the MTU after the move
+                f'mtu {mtu} is not one that device "{device["name"]}" can have ({fault.strerror}): lower it, such as to the MTU of the'
+                " link below the device",
+                str(fault),
+            ) from None
         refusal = _refused_move(planned, fault)
         if fault.errno == errno.ENODEV:
             planned.device = {}  # another attachment has the device, so this attachment has nothing to bring back
@@ -272,6 +281,8 @@ def _refuse_missing(planned: MovePlan, host: Rtnl, inside: Rtnl | None) -> None:
 
     A successor (the new netdev of a rebound driver or of a recreated VF) shows that the former netdev is gone.
     """
+    if inside:
+        _refuse_on_another(planned, inside)
     former = planned.device
     bus, parent = ("pci", planned.pci) if planned.pci else (former["bus"], former["parent"])
     if parent:
@@ -287,6 +298,21 @@ def _refuse_missing(planned: MovePlan, host: Rtnl, inside: Rtnl | None) -> None:
             f'device "{former["name"]}" is not back on the host: it is on its way, or {where}; end the process that holds that namespace,'
             " and repeat the DEL"
         )
+
+
+def _refuse_on_another(planned: MovePlan, inside: Rtnl) -> None:
+    """Raise TryAgainLater if the device stands on the device of another attachment in the sandbox, such as a VLAN whose
+    NIC came later. It counts as a link that the pod itself made until that attachment has ended."""
+    link = among(planned, inside)
+    if link is None or not link.lowers or link.lower_netnsid is not None:
+        return
+    below = inside.link(index=link.lower_index)
+    for attachment, record in devices.recorded(None, Records()) if below else ():
+        if below and record["link"]["device"] and devices.is_same(record["link"]["device"], below):
+            raise TryAgainLater(
+                f'device "{planned.device["name"]}" is on top of "{below.name}" in the sandbox, and can go back only after it: end'
+                f" {attachment.ifname} of container {attachment.container_id} (network {attachment.network}), and repeat the DEL"
+            )
 
 
 def _is_only(has_name: bool, parent: str) -> bool:
