@@ -276,6 +276,13 @@ def test_leases_of_an_earlier_boot_go_when_their_namespace_has_gone(node: Node) 
     assert (add(node, config, "new"), node.leases()) == (["10.0.0.1/30"], ["10.0.0.1", "10.0.0.2"])
 
 
+def test_a_nodes_name_that_is_not_utf_8_makes_no_call_fail(node: Node) -> None:
+    config, name = network(RANGE), {"NODENAME": "n\udcff"}
+    add(node, config, more=name)
+    assert call(node, "GC", config | {"cni.dev/valid-attachments": None}, more=name).succeeded() is None
+    assert node.leftovers() == []
+
+
 # --- which store ---
 def test_a_kubernetes_pod_is_never_given_node_local_addresses_unasked(node: Node) -> None:
     config, args = network({**RANGE, "datastore": None}), pod_args("pod-a")
