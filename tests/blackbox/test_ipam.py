@@ -283,6 +283,19 @@ def test_a_nodes_name_that_is_not_utf_8_makes_no_call_fail(node: Node) -> None:
     assert node.leftovers() == []
 
 
+def test_a_directory_that_the_flat_file_writes_in_another_way_is_the_same_store(node: Node) -> None:
+    """The records say which leases a new lease file begins with."""
+    config = network({**RANGE, "datastore": None})
+    node.path("/var/lib/leases").mkdir(mode=0o700)
+    node.path("/var/lib/link").symlink_to("leases")
+    for number, directory in enumerate(("/var/lib/leases/", "/var/lib//leases", "/var/lib/link"), 1):
+        node.write(FLAT, {"datastore": "file", "dataDir": directory})
+        assert add(node, config, f"c{number}") == [f"192.168.111.{number}/24"]
+    node.path("/var/lib/leases/leases.db").unlink()
+    assert add(node, config, "new") == ["192.168.111.4/24"]
+    assert len(node.leases("/var/lib/leases")) == 4
+
+
 # --- which store ---
 def test_a_kubernetes_pod_is_never_given_node_local_addresses_unasked(node: Node) -> None:
     config, args = network({**RANGE, "datastore": None}), pod_args("pod-a")
