@@ -237,7 +237,14 @@ def drop(records: Records, chosen: Collection[Attachment]) -> int:
 
 def of_earlier_boots(store: Store, pool: str, owner: Owner) -> list[Lease]:
     """The leases of `pool` that the node of `owner` claimed in a boot other than the present one."""
-    return [lease for lease in store.leases(pool, owner.node) if lease.boot_id != owner.boot_id]
+    node = node_of(store, owner.node)
+    return [lease for lease in store.leases(pool, node) if lease.boot_id != owner.boot_id]
+
+
+def node_of(store: Store, name: str) -> str:
+    """The node to list leases of: `name`, or "" in a file store, where all leases are this node's under any name. A
+    host's name may change, for example at a reboot."""
+    return name if stores.is_shared(store.record()) else ""
 
 
 def free_earlier_boots(store: Store, pool: str, owner: Owner, records: Records) -> bool:

@@ -276,6 +276,25 @@ def test_leases_of_an_earlier_boot_go_when_their_namespace_has_gone(node: Node) 
     assert (add(node, config, "new"), node.leases()) == (["10.0.0.1/30"], ["10.0.0.1", "10.0.0.2"])
 
 
+@pytest.mark.parametrize("verb", ["ADD", "GC"])
+def test_a_host_that_has_another_name_since_its_reboot_frees_the_leases_of_the_earlier_boot(
+    node: Node, verb: str
+) -> None:
+    """As with a name from DHCP. GC finds a lease without a record by its node."""
+    config = network({"range": "10.0.0.0/31"})
+    for container in ("c1", "c2"):
+        add(node, config, container, netns="/run/netns/no-more", more={"NODENAME": "before"})
+    node.reboot()
+    if verb == "ADD":
+        assert add(node, config, "new", more={"NODENAME": "after"}) == ["10.0.0.0/31"]
+        return
+    for record in node.path(f"{STATE}/attachments").iterdir():
+        record.unlink()
+    listed = {"cni.dev/valid-attachments": [{"containerID": "c2", "ifname": "net1"}]}
+    assert call(node, "GC", config | listed, more={"NODENAME": "after"}).succeeded() is None
+    assert node.leases() == ["10.0.0.1"]
+
+
 def test_a_nodes_name_that_is_not_utf_8_makes_no_call_fail(node: Node) -> None:
     config, name = network(RANGE), {"NODENAME": "n\udcff"}
     add(node, config, more=name)
