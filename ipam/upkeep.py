@@ -133,10 +133,13 @@ def keep_pending(
         records.remind(True, due=True)
 
 
-def flush_reminded(records: Records, store_ref: dict[str, Any]) -> None:
-    """Call `flush` if a retry of pending releases is due. The caller has just reached the store `store_ref`."""
-    if records.is_reminded(_FLUSH_PAUSE):
+def flush_reminded(records: Records, store_ref: dict[str, Any]) -> bool:
+    """Call `flush` if a retry of pending releases is due, and return whether it was due. The caller has just reached
+    the store `store_ref`."""
+    is_due = records.is_reminded(_FLUSH_PAUSE)
+    if is_due:
         flush(records, store_ref, _FLUSH_SECONDS)
+    return is_due
 
 
 def flush(records: Records, store_ref: dict[str, Any] | None, seconds: float) -> int:
