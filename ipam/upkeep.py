@@ -94,6 +94,18 @@ def release(
         forget_holder(records, held)
         records.log.info(f"released {texts(held)}")
     records.remove(attachment, PART)
+    if not stores.is_shared(store_ref) and records.is_reminded(0):
+        _lease_statics(attachment.network, store_ref, records)
+
+
+def _lease_statics(network: str, store_ref: dict[str, Any], records: Records) -> None:
+    """In a file store, lease the static addresses of a network that have lost their lease to an attachment that uses
+    them. A node with such a store may have no agent, whose `flush` does this in a store that nodes share."""
+    try:
+        for attachment, _ in records.of_network(network, PART, "shared"):
+            _lease_shared(attachment, store_ref, records, _FLUSH_SECONDS)
+    except (CniError, ValueError, TypeError, KeyError) as fault:
+        records.log.warning(f"a static address of network {network} could not be leased again: {fault}")
 
 
 def leave_store(attachment: Attachment, record: dict[str, Any], records: Records) -> None:

@@ -302,6 +302,23 @@ def test_a_nodes_name_that_is_not_utf_8_makes_no_call_fail(node: Node) -> None:
     assert node.leftovers() == []
 
 
+@pytest.mark.parametrize("verb", ["DEL", "GC"])
+def test_a_static_address_is_leased_in_the_file_store_as_long_as_a_pod_has_it(node: Node, verb: str) -> None:
+    """No agent need run where the leases are in a file."""
+    config = network({"range": "10.0.0.0/29", "addresses": [{"address": "10.0.0.1/29"}]})
+    other = {**network({"range": "10.0.0.0/28"}), "name": "other"}
+    for container in ("c1", "c2"):
+        add(node, config, container)
+    if verb == "DEL":
+        delete(node, config, "c1")
+    else:
+        listed = {"cni.dev/valid-attachments": [{"containerID": "c2", "ifname": "net1"}]}
+        assert call(node, "GC", config | listed).succeeded() is None
+    assert add(node, other, "o1") == ["10.0.0.2/28"]
+    delete(node, config, "c2")
+    assert add(node, other, "o2") == ["10.0.0.1/28"]
+
+
 def test_a_directory_that_the_flat_file_writes_in_another_way_is_the_same_store(node: Node) -> None:
     """The records say which leases a new lease file begins with."""
     config = network({**RANGE, "datastore": None})
