@@ -12,7 +12,7 @@ from typing import Any
 
 from cni.shared.kernel import netns
 from cni.shared.records import Records
-from cni.shared.spec.errors import CniError, InvalidConfig
+from cni.shared.spec.errors import CniError, InvalidConfig, UnsupportedField
 from cni.shared.spec.request import Attachment
 from ipam import local, stores
 from ipam.leases import (
@@ -54,7 +54,11 @@ def release(
     restore = restorer(store_ref, records)
     if stores.is_shared(store_ref):  # a release reads only this attachment's leases
         restore = lambda: recorded  # noqa: E731
-    store = stores.open_store(store_ref, CREATE if record else CHANGE, restore, seconds)
+    try:
+        store = stores.open_store(store_ref, CREATE if record else CHANGE, restore, seconds)
+    except UnsupportedField as fault:  # of a newer version, which makes the release when it is back
+        keep_pending(attachment, record, store_ref, records, fault.msg)
+        raise
     store.finish_by(time.monotonic() + seconds if seconds else float("inf"), hurries=True)
     store.cooldown = recorded_cooldown(record) if cooldown is None else cooldown
     if record and stores.is_shared(store_ref) and not record["pending"]:
