@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cni.shared.records import Records
 from cni.shared.spec.request import Request
@@ -14,23 +14,28 @@ from ipam.config import IpamConfig, configured_rail, owner_of, permit
 from ipam.leases import PART
 from ipam.local import read_record
 from ipam.ranges import format_address
-from ipam.rules import Need
+from ipam.rules import Exhausted, Need
+
+if TYPE_CHECKING:
+    from ipam.group.indexes import Group
 
 
 def add(request: Request, records: Records) -> Result:
     """Lease all addresses of the attachment or none. Returns the result. A repeated ADD keeps the leased addresses."""
     config, group = configured_rail(request, records.log)
     permit(config, group)
-    store_ref: dict[str, Any] | None
-    if group:
-        from ipam.group import rails  # most networks are not rails
-
-        store_ref, values = rails.add(group, config, records)
-        needs = group.own
-    else:
+    if not group:
         stores.locate(config, request.attachment.network, True, config.store_timeout)
-        needs = rules.needs(config)
-        store_ref, values = _add(needs, config, records)
+    needs = group.own if group else rules.needs(config)
+    try:
+        store_ref, values = _claim(needs, group, config, records)
+    except Exhausted:
+        from ipam import upkeep  # most pools have a free address
+
+        configured = group.ref_of(config) if group else stores.ref_of(config)
+        if not stores.is_shared(configured) or not upkeep.flush_reminded(records, configured):
+            raise
+        store_ref, values = _claim(needs, group, config, records)  # a pending release may have freed an address
     if store_ref and stores.is_shared(store_ref):
         from ipam import upkeep  # only in a shared store can a release be pending
 
@@ -39,6 +44,17 @@ def add(request: Request, records: Records) -> Result:
     ips = [IPConfig(address, config.gateway_of(address)) for address in addresses]
     ips += [IPConfig(a.address, config.gateway_of(a.address, a.gateway)) for a in config.addresses]
     return Result(ips=ips, routes=config.routes, dns=config.dns)
+
+
+def _claim(
+    needs: Sequence[Need], group: Group | None, config: IpamConfig, records: Records
+) -> tuple[dict[str, Any] | None, list[int]]:
+    """Lease the addresses of the attachment, or of its group of rails. Returns the same as `_add`."""
+    if group:
+        from ipam.group import rails  # most networks are not rails
+
+        return rails.add(group, config, records)
+    return _add(needs, config, records)
 
 
 def _add(needs: Sequence[Need], config: IpamConfig, records: Records) -> tuple[dict[str, Any] | None, list[int]]:

@@ -16,7 +16,7 @@ from ipam.config import configured, configured_rail, examine
 from ipam.leases import PART, recorded_cooldown
 from ipam.local import is_pending, read_record
 from ipam.stores.base import CHANGE, SHARED_SECONDS, Store
-from ipam.upkeep import Faults, flush_reminded, is_ours, release
+from ipam.upkeep import Faults, flush_reminded, is_ours, node_of, release
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -189,7 +189,12 @@ class GcPass:
     def _unlisted(self, store: Store, pools: Sequence[str], node_name: str) -> list[Attachment]:
         """The attachments of the network that have leases of this node in `pools`, and are not in `valid`."""
         machine = node.machine_id()
-        found = [lease for pool in pools for lease in store.leases(pool, node_name) if lease.network == self.network]
+        found = [
+            lease
+            for pool in pools
+            for lease in store.leases(pool, node_of(store, node_name))
+            if lease.network == self.network
+        ]
         found = [lease for lease in found if lease.attachment not in self.valid]
         return [lease.attachment for lease in found if is_ours(lease, machine, store, self.records)]
 

@@ -227,7 +227,7 @@ class Source:
                 name = (self._files.load(f"{directory}/nodename") or b"").decode().strip()
             except (OSError, ValueError):
                 pass  # as without the file
-        return name or self._files.host_name()
+        return name.encode("utf-8", "replace").decode() or self._files.host_name()
 
     def _flat_file(self, faults: list[Fault]) -> tuple[str, dict[str, Any]]:
         """The first existing path in `searched`, and the JSON object in this file; ("", {}) if no path exists."""

@@ -12,10 +12,10 @@ from ipam import rules, stores
 from ipam.config import configured_rail, owner_of, permit
 from ipam.local import restorer
 from ipam.own import Wire
-from ipam.rules import Choice
+from ipam.rules import Choice, Exhausted
 from ipam.search import SearchPlan
-from ipam.stores.base import CREATE, SHARED_SECONDS
-from ipam.upkeep import free_earlier_boots
+from ipam.stores.base import CREATE, SHARED_SECONDS, Store
+from ipam.upkeep import flush_reminded, free_earlier_boots
 
 
 def status(request: Request, records: Records) -> None:
@@ -38,10 +38,14 @@ def status(request: Request, records: Records) -> None:
         store_ref = group.ref_of(config) if group else stores.ref_of(config)
         store = stores.open_store(store_ref, CREATE, restorer(store_ref, records), seconds)
         store.cooldown = config.cooldown_seconds
-        with store.session():
-            wire = Wire(request)  # without records: a read of the avoided addresses would make their file
-            search = SearchPlan(store, wanted, owner, wire, partial(free_earlier_boots, owner=owner, records=records))
-            values = search.propose([None for need in search.needs])
+        wire = Wire(request)  # without records: a read of the avoided addresses would make their file
+        search = SearchPlan(store, wanted, owner, wire, partial(free_earlier_boots, owner=owner, records=records))
+        try:
+            values = _free(store, search)
+        except Exhausted:
+            if not stores.is_shared(store_ref) or not flush_reminded(records, store_ref):
+                raise
+            values = _free(store, search)  # as an ADD does after a retry of the pending releases
     except InvalidConfig:
         raise
     except CniError as fault:
@@ -50,3 +54,9 @@ def status(request: Request, records: Records) -> None:
         store.ready([need.want(value) for need, value in zip(search.needs, values, strict=True)])
     except CniError as fault:
         raise NotAvailable(fault.msg, fault.details) from None
+
+
+def _free(store: Store, search: SearchPlan) -> list[int]:
+    """A free address for each need of `search`. Raises Exhausted when a pool has none."""
+    with store.session():
+        return search.propose([None for need in search.needs])

@@ -12,7 +12,7 @@ from typing import Any
 
 from cni.shared.kernel import netns
 from cni.shared.records import Records
-from cni.shared.spec.errors import CniError, InvalidConfig
+from cni.shared.spec.errors import CniError, InvalidConfig, UnsupportedField
 from cni.shared.spec.request import Attachment
 from ipam import local, stores
 from ipam.leases import (
@@ -54,7 +54,11 @@ def release(
     restore = restorer(store_ref, records)
     if stores.is_shared(store_ref):  # a release reads only this attachment's leases
         restore = lambda: recorded  # noqa: E731
-    store = stores.open_store(store_ref, CREATE if record else CHANGE, restore, seconds)
+    try:
+        store = stores.open_store(store_ref, CREATE if record else CHANGE, restore, seconds)
+    except UnsupportedField as fault:  # of a newer version, which makes the release when it is back
+        keep_pending(attachment, record, store_ref, records, fault.msg)
+        raise
     store.finish_by(time.monotonic() + seconds if seconds else float("inf"), hurries=True)
     store.cooldown = recorded_cooldown(record) if cooldown is None else cooldown
     if record and stores.is_shared(store_ref) and not record["pending"]:
@@ -94,6 +98,18 @@ def release(
         forget_holder(records, held)
         records.log.info(f"released {texts(held)}")
     records.remove(attachment, PART)
+    if not stores.is_shared(store_ref) and records.is_reminded(0):
+        _lease_statics(attachment.network, store_ref, records)
+
+
+def _lease_statics(network: str, store_ref: dict[str, Any], records: Records) -> None:
+    """In a file store, lease the static addresses of a network that have lost their lease to an attachment that uses
+    them. A node with such a store may have no agent, whose `flush` does this in a store that nodes share."""
+    try:
+        for attachment, _ in records.of_network(network, PART, "shared"):
+            _lease_shared(attachment, store_ref, records, _FLUSH_SECONDS)
+    except (CniError, ValueError, TypeError, KeyError) as fault:
+        records.log.warning(f"a static address of network {network} could not be leased again: {fault}")
 
 
 def leave_store(attachment: Attachment, record: dict[str, Any], records: Records) -> None:
@@ -133,10 +149,13 @@ def keep_pending(
         records.remind(True, due=True)
 
 
-def flush_reminded(records: Records, store_ref: dict[str, Any]) -> None:
-    """Call `flush` if a retry of pending releases is due. The caller has just reached the store `store_ref`."""
-    if records.is_reminded(_FLUSH_PAUSE):
+def flush_reminded(records: Records, store_ref: dict[str, Any]) -> bool:
+    """Call `flush` if a retry of pending releases is due, and return whether it was due. The caller has just reached
+    the store `store_ref`."""
+    is_due = records.is_reminded(_FLUSH_PAUSE)
+    if is_due:
         flush(records, store_ref, _FLUSH_SECONDS)
+    return is_due
 
 
 def flush(records: Records, store_ref: dict[str, Any] | None, seconds: float) -> int:
@@ -237,7 +256,14 @@ def drop(records: Records, chosen: Collection[Attachment]) -> int:
 
 def of_earlier_boots(store: Store, pool: str, owner: Owner) -> list[Lease]:
     """The leases of `pool` that the node of `owner` claimed in a boot other than the present one."""
-    return [lease for lease in store.leases(pool, owner.node) if lease.boot_id != owner.boot_id]
+    node = node_of(store, owner.node)
+    return [lease for lease in store.leases(pool, node) if lease.boot_id != owner.boot_id]
+
+
+def node_of(store: Store, name: str) -> str:
+    """The node to list leases of: `name`, or "" in a file store, where all leases are this node's under any name. A
+    host's name may change, for example at a reboot."""
+    return name if stores.is_shared(store.record()) else ""
 
 
 def free_earlier_boots(store: Store, pool: str, owner: Owner, records: Records) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from cni.shared.kernel import files
 from cni.shared.spec.errors import InvalidConfig, UnsupportedField
 from ipam.leases import Lease, are_texts
 from ipam.stores.base import Store
@@ -116,10 +117,21 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether two references mean the same store; endpoints, kubeconfig and credentials may differ."""
     if one.get("kind") == other.get("kind") in IN_CLUSTER:  # a node belongs to one cluster
         return True
+    if one.get("kind") == other.get("kind") == "file":
+        return _directory(one.get("path")) == _directory(other.get("path"))
     if one.get("kind") != "etcd" or other.get("kind") != "etcd":
         return recorded(one) == recorded(other)
     shared = set(one.get("endpoints") or ()) & set(other.get("endpoints") or ())
     return bool(shared) and one.get("prefix") == other.get("prefix")
+
+
+def _directory(path: object) -> str:
+    """The directory `path` of a file store, with links resolved, since a flat file may write it in several ways. A path
+    that cannot be resolved, or a value in a damaged record, is returned as it is written."""
+    try:
+        return files.resolve(path) if isinstance(path, str) else repr(path)
+    except OSError:
+        return str(path)
 
 
 def joined(recorded: dict[str, Any], store_ref: dict[str, Any] | None) -> dict[str, Any]:

@@ -92,7 +92,8 @@ def test_a_pool_counts_the_part_of_its_range_that_is_given_and_attach_shows_the_
 def test_leases_are_listed_by_pool_and_address_and_can_be_chosen(site: Site) -> None:
     addresses = ["192.168.111.1", "192.168.111.2", "10.0.0.1", "fd00:111::1", "fd00:111::2"]
     assert [r[0] for r in site.rows("ipam", "leases")] == addresses
-    assert [r[0] for r in site.rows("ipam", "leases", "--pool", "fd00-111---64")] == addresses[3:]
+    for pool in ("fd00-111---64", "fd00:111::/64", "fd00:0111::7/64"):
+        assert [r[0] for r in site.rows("ipam", "leases", "--pool", pool)] == addresses[3:]
     assert [r[0] for r in site.rows("ipam", "leases", "--network", "other")] == ["10.0.0.1"]
     assert [r[0] for r in site.rows("ipam", "leases", "--pod", "b")] == ["192.168.111.2", "fd00:111::2"]
     assert [r[0] for r in site.rows("ipam", "leases", "--pod", "team/b", "--pool", "192.168.111.0-24")] == [

@@ -276,6 +276,62 @@ def test_leases_of_an_earlier_boot_go_when_their_namespace_has_gone(node: Node) 
     assert (add(node, config, "new"), node.leases()) == (["10.0.0.1/30"], ["10.0.0.1", "10.0.0.2"])
 
 
+@pytest.mark.parametrize("verb", ["ADD", "GC"])
+def test_a_host_that_has_another_name_since_its_reboot_frees_the_leases_of_the_earlier_boot(
+    node: Node, verb: str
+) -> None:
+    """As with a name from DHCP. GC finds a lease without a record by its node."""
+    config = network({"range": "10.0.0.0/31"})
+    for container in ("c1", "c2"):
+        add(node, config, container, netns="/run/netns/no-more", more={"NODENAME": "before"})
+    node.reboot()
+    if verb == "ADD":
+        assert add(node, config, "new", more={"NODENAME": "after"}) == ["10.0.0.0/31"]
+        return
+    for record in node.path(f"{STATE}/attachments").iterdir():
+        record.unlink()
+    listed = {"cni.dev/valid-attachments": [{"containerID": "c2", "ifname": "net1"}]}
+    assert call(node, "GC", config | listed, more={"NODENAME": "after"}).succeeded() is None
+    assert node.leases() == ["10.0.0.1"]
+
+
+def test_a_nodes_name_that_is_not_utf_8_makes_no_call_fail(node: Node) -> None:
+    config, name = network(RANGE), {"NODENAME": "n\udcff"}
+    add(node, config, more=name)
+    assert call(node, "GC", config | {"cni.dev/valid-attachments": None}, more=name).succeeded() is None
+    assert node.leftovers() == []
+
+
+@pytest.mark.parametrize("verb", ["DEL", "GC"])
+def test_a_static_address_is_leased_in_the_file_store_as_long_as_a_pod_has_it(node: Node, verb: str) -> None:
+    """No agent need run where the leases are in a file."""
+    config = network({"range": "10.0.0.0/29", "addresses": [{"address": "10.0.0.1/29"}]})
+    other = {**network({"range": "10.0.0.0/28"}), "name": "other"}
+    for container in ("c1", "c2"):
+        add(node, config, container)
+    if verb == "DEL":
+        delete(node, config, "c1")
+    else:
+        listed = {"cni.dev/valid-attachments": [{"containerID": "c2", "ifname": "net1"}]}
+        assert call(node, "GC", config | listed).succeeded() is None
+    assert add(node, other, "o1") == ["10.0.0.2/28"]
+    delete(node, config, "c2")
+    assert add(node, other, "o2") == ["10.0.0.1/28"]
+
+
+def test_a_directory_that_the_flat_file_writes_in_another_way_is_the_same_store(node: Node) -> None:
+    """The records say which leases a new lease file begins with."""
+    config = network({**RANGE, "datastore": None})
+    node.path("/var/lib/leases").mkdir(mode=0o700)
+    node.path("/var/lib/link").symlink_to("leases")
+    for number, directory in enumerate(("/var/lib/leases/", "/var/lib//leases", "/var/lib/link"), 1):
+        node.write(FLAT, {"datastore": "file", "dataDir": directory})
+        assert add(node, config, f"c{number}") == [f"192.168.111.{number}/24"]
+    node.path("/var/lib/leases/leases.db").unlink()
+    assert add(node, config, "new") == ["192.168.111.4/24"]
+    assert len(node.leases("/var/lib/leases")) == 4
+
+
 # --- which store ---
 def test_a_kubernetes_pod_is_never_given_node_local_addresses_unasked(node: Node) -> None:
     config, args = network({**RANGE, "datastore": None}), pod_args("pod-a")

@@ -110,6 +110,22 @@ def unaddressed(node: Node, container: str, store: dict[str, object]) -> None:
     Records(str(node.path(STATE))).write(Attachment("rail", container, "net1"), PART, {**document, "pending": True})
 
 
+def test_a_delete_succeeds_although_only_a_newer_version_knows_the_store_and_flush_can_give_the_address_up(
+    node: Node,
+) -> None:
+    """As after a return to an older version."""
+    config = {"cniVersion": "1.1.0", "name": "n", "type": "macvlan"}
+    config["ipam"] = {"type": "whereabouts", "datastore": "file", "range": "10.0.0.0/24"}
+    node.cni("whereabouts", "ADD", config, netns="/dev/null").succeeded()
+    records = Records(str(node.path(STATE)))
+    ((attachment, _, record),) = records.all()
+    records.write(attachment, PART, {**record, "store": {"kind": "tape"}})
+    assert node.cni("whereabouts", "DEL", config, netns="/dev/null").succeeded() is None
+    assert flush(node) == (1, 1)
+    assert node.railcni("ipam", "flush", "--drop", "--yes").returncode == 0
+    assert records.all() == []
+
+
 def test_a_pending_record_without_an_address_ends_when_its_store_cannot_be_opened(node: Node) -> None:
     unaddressed(node, "c1", {"kind": "kubernetes", "kubeconfig": "/etc/cni/typo.kubeconfig"})
     assert flush(node) == (0, 0)

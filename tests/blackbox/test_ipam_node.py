@@ -143,6 +143,9 @@ def test_a_lease_whose_caller_named_no_namespace_is_not_called_dead(site: Site) 
     config = {**CONFIG, "name": "dra"}
     site.node.cni("whereabouts", "ADD", config, container_id="claim", netns="/dev/null").succeeded()
     assert site.audit() == []
+    assert "(gone)" not in site.node.railcni("attachments").stdout.decode()
+    done = site.node.railcni("ipam", "flush")
+    assert (done.returncode, done.stdout) == (0, b"nothing is pending\n")
 
 
 # What runs `railcni`: the commands that make its place, and the answers for a sandbox that is there and one that is gone.

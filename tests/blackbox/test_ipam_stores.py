@@ -16,6 +16,7 @@ from ipam.ranges import parse_address
 from ipam.stores.addresslease import AddressLeaseStore
 from ipam.stores.base import Claimed
 from ipam.stores.etcd import EtcdStore
+from ipam.stores.etcd.keys import Keys
 from tests import etcd
 from tests.blackbox.command import run
 from tests.stores.cluster_api import ClusterServer
@@ -162,6 +163,14 @@ def test_without_a_cluster_the_keys_of_etcd_are_compared_with_one_another(member
     said = run("audit", *member.options, code=1)
     assert f"`etcdctl del {member.prefix}/v1/node/node-1/{POOL}/c0a86f09`" in said
     assert "not read: the pods: no kubeconfig is named" in said
+
+
+def test_a_lease_that_no_del_finds_in_etcd_is_told_with_the_command_that_frees_it(member: Etcd) -> None:
+    member.lease(1)
+    (lease,) = member.store.leases(POOL)
+    identity = base64.b64encode(Keys(member.prefix).identity(lease)).decode()
+    assert etcd.post(member.url, "kv/deleterange", {"key": identity}).get("deleted") == "1"
+    assert f"`etcdctl del {member.prefix}/v1/lease/{POOL}/c0a86f01`" in run("audit", *member.options, code=1)
 
 
 # Each verb with a kubeconfig alone, and the addresses that it tells where AddressLeases have .1 and IPPools .2

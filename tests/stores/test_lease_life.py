@@ -630,6 +630,19 @@ def test_what_is_pending_is_made_up_for_by_a_later_operation_and_not_at_each(
     assert shared.records().is_reminded(0) is False
 
 
+@pytest.mark.parametrize("verb", ["ADD", "STATUS"])
+def test_what_is_pending_is_made_up_for_before_a_pool_counts_as_exhausted(shared: Place, verb: str) -> None:
+    two = {"range": "10.0.0.0/30"}
+    for i in range(2):
+        shared.add(f"c{i}", **two)
+    cut(shared)
+    for i in range(2):
+        shared.delete(f"c{i}", store_timeout=1, **two)
+    mend(shared)
+    shared.call(verb, "new", **two)
+    assert shared.pending() == []
+
+
 IMPOSSIBLE = {
     "a retired etcd": {"kind": "etcd", "endpoints": ["http://127.0.0.1:1"], "prefix": "/gone"},
     "a silent etcd": {"kind": "etcd", "endpoints": ["http://127.0.0.1:SILENT"], "prefix": "/gone"},

@@ -23,11 +23,11 @@ from cni.node.inventory import attachments as recorded
 from cni.node.inventory.places import is_of_pod, read_pod
 from cni.node.runtime import PLUGIN_DIRECTORIES
 from cni.shared.log import Log
-from cni.shared.records import STATE, UNENDED, Records
+from cni.shared.records import LINK, STATE, UNENDED, Records
 from cni.shared.spec.request import Attachment
 from ipam import local, upkeep
 from ipam.leases import Lease
-from ipam.ranges import format_address, object_name, parse_address, parse_cidr
+from ipam.ranges import Range, format_address, object_name, parse_address, parse_cidr
 from ipam.stores.apiserver.faults import Forbidden
 
 _FLUSH_SECONDS = 30.0
@@ -181,10 +181,11 @@ def _flush(options: argparse.Namespace) -> int:
 
 
 def _unended() -> dict[tuple[str, str, str], dict[str, Any]]:
-    """Attachments with a pending release, unfinished DEL or missing namespace, by (network, containerID, ifname)."""
+    """Attachments with a pending release or an unfinished DEL, by (network, containerID, ifname). A link whose namespace
+    is missing counts too; without a record of its link, only `reclaim` frees the addresses of an attachment."""
     waiting = {}
     for one in recorded.found():
-        is_gone = one["netns"] and not one["alive"]
+        is_gone = LINK in one["records"] and one["netns"] and not one["alive"]
         if one["pending"] or is_gone or any(UNENDED in part for part in one["records"].values()):
             waiting[one["network"], one["containerID"], one["ifname"]] = one
     return waiting
@@ -220,8 +221,8 @@ def _pool(text: str) -> str:
     """Return the pool that `text` names, by its name or by the CIDR of a range without network_name. Raises ValueError
     for other text."""
     if "/" in text:
-        parse_cidr(text)
-    elif not text or text.strip() != text:
+        return Range(*parse_cidr(text)).pool_name()
+    if not text or text.strip() != text:
         raise ValueError
     return object_name(text)
 

@@ -101,7 +101,11 @@ def find_in_keys(entries: Mapping[bytes, bytes], keys: Keys) -> tuple[list[Lease
     for key, (value, lease) in wanted.items():
         if entries.get(key) != value:
             state = "is not there" if key not in entries else "says something else"
-            found.append(about(lease, kinds.INDEX_DIFFERS, LOOK, f"key {shown(key)} of this lease {state}"))
+            message = f"key {shown(key)} of this lease {state}"
+            if key == keys.identity(lease) and key not in entries:  # by this key DEL finds the lease
+                taken = shown(keys.taken(LEASE, lease.pool, lease.family, lease.value))
+                message += f", so no DEL or reclaim frees it: `etcdctl del {taken}` when nothing uses the address"
+            found.append(about(lease, kinds.INDEX_DIFFERS, LOOK, message))
     for key in entries.keys() - wanted.keys() - unreadable:
         if key[len(keys.root) :].partition(b"/")[0] not in _ALONE:
             name = shown(key)

@@ -54,8 +54,9 @@ def namespace_path(text: str) -> str:
 
 
 def is_alive(netns: str) -> bool:
-    """Whether the network namespace at `netns` may exist. True in doubt, so that no attachment in use is removed."""
-    return not netns or namespaces.may_be_at(netns)
+    """Whether the network namespace at `netns` may exist. True in doubt, so that no attachment in use is removed:
+    callers that know no namespace, such as DRA drivers, name /dev/null."""
+    return netns in ("", os.devnull) or namespaces.may_be_at(netns)
 
 
 def running_pods(root: str, pods: Collection[str]) -> list[str]:
