@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import pairwise
 from os.path import isfile
 from typing import Any
 from urllib.parse import quote
@@ -69,7 +70,9 @@ _MARKS = (  # strings that look like a secret, each with its replacement
 _ASSIGNED = re.compile(
     rf"(?i)(?<![\w.-])({_NAME})(\\*[\"']?\s*[:=]\s*)(\\*[\"'](?:[^\"'\\\n]|\\[^\"'\n])*\\*[\"']?|[^\s,;}}\]\"'|>][^\s,;}}\]]*)"
 )
-_ENCODED = re.compile(r"(?<![\w+/=.-])(?:e[wy]|W[3w])[A-Za-z0-9+/]{18,}={0,2}(?![\w+/=.-])")  # JSON in base64, and no token
+_ENCODED = re.compile(
+    r"(?<![\w+/=.-])(?:e[wy]|W[3w])[A-Za-z0-9+/]{18,}={0,2}(?![\w+/=.-])"
+)  # JSON in base64, and no token
 _SHORT = 6
 _MOST_DEPTH = 50
 
@@ -312,8 +315,9 @@ def _secrets_of(value: Any, depth: int = 0, hidden: bool = False) -> Iterator[st
                 entries = [entry.get("value") for entry in env if isinstance(entry, dict)]
                 yield from _secrets_of(entries, depth + 1, hidden=True)
                 arguments = [*_secrets_of(inner.get("args"), depth + 1, hidden=True)]
-                named = (is_secret(before.lstrip("-")) for before in ["", *arguments])
-                yield from (a for a, is_named in zip(arguments, named) if is_named or "=" in a or len(a) > 12)
+                for before, argument in pairwise(["", *arguments]):
+                    if is_secret(before.lstrip("-")) or "=" in argument or len(argument) > 12:
+                        yield argument
             elif not hidden and isinstance(inner, dict) and key == "auth-provider":
                 yield from _secrets_of(inner.get("config"), depth + 1, hidden=True)
             else:

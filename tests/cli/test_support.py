@@ -263,7 +263,9 @@ def test_a_secret_in_the_configuration_that_libcni_keeps_in_base64_is_removed(cu
     assert "ens2" in damaged.text and "in-base64" not in damaged.text and kept[:40] not in damaged.text
 
 
-@pytest.mark.parametrize("text", ["eyJhbGciOiJub25lIn0", "eyAAAAAAAAAAAAAAAAAAAAAAAAAA", "ewogICJ", "e" * 40, "sha256-ey" + "A" * 40])
+@pytest.mark.parametrize(
+    "text", ["eyJhbGciOiJub25lIn0", "eyAAAAAAAAAAAAAAAAAAAAAAAAAA", "ewogICJ", "e" * 40, "sha256-ey" + "A" * 40]
+)
 def test_what_is_no_json_in_base64_stays_as_it_is(text: str) -> None:
     (found,) = cleaned([Part("a", "", f"before {text} after")])
     assert found.text == f"before {text} after"

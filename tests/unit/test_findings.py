@@ -230,7 +230,10 @@ def test_what_anybody_writes_into_the_annotation_of_a_pod_keeps_no_lease_from_be
 
 @pytest.mark.parametrize("plugins", ["5", "true", "1.5", "[5]", '"x"', "{}", "[]", DEEP, "[{}]", '[{"ipam": 5}]'])
 def test_what_anybody_writes_into_a_nad_keeps_no_lease_from_being_judged(plugins: str) -> None:
-    odd = {"metadata": {"namespace": "team", "name": "odd"}, "spec": {"config": f'{{"name": "n", "plugins": {plugins}}}'}}
+    odd = {
+        "metadata": {"namespace": "team", "name": "odd"},
+        "spec": {"config": f'{{"name": "n", "plugins": {plugins}}}'},
+    }
     findings = found([pool(1)], [reservation(1)], nads=[nad(), odd])
     assert brief(findings) == [(kinds.LEASE_WITHOUT_POD, RECLAIM, IP(1))]
 
