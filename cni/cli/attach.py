@@ -107,7 +107,7 @@ def _pairs(text: str) -> tuple[tuple[str, str], ...]:
 def _object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text) if text else {}
-    except ValueError as fault:
+    except (ValueError, RecursionError) as fault:
         raise argparse.ArgumentTypeError(f"not JSON: {fault}") from None
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError("want a JSON object")

@@ -95,6 +95,9 @@ def _open_streams() -> None:
         sys.stdin = _null(0, "r")
     if sys.stderr is None:
         sys.stderr = _null(2, "w")
+    for stream in (sys.stdout, sys.stderr):  # a file's name may have bytes, and a fault "…", that the locale has not
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
     if sys.stdout is sys.__stdout__ and sys.stdout and stat.S_ISFIFO(os.fstat(1).st_mode):
         pipe = io.BufferedWriter(_Pipe(1, "w", closefd=False))
         sys.stdout = io.TextIOWrapper(pipe, sys.stdout.encoding, sys.stdout.errors)

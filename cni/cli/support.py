@@ -22,8 +22,9 @@ import sys
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import pairwise
 from os.path import isfile
 from typing import Any
 from urllib.parse import quote
@@ -63,12 +64,15 @@ _MARKS = (  # strings that look like a secret, each with its replacement
     (re.compile(r"LS0tLS1CRUdJTi[A-Za-z0-9+/=\s]{20,}(?<!\s)"), REMOVED),  # "-----BEGIN" in base64
     (re.compile(r"eyJ[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_-]{5,}(?:\.[A-Za-z0-9_-]*)?"), REMOVED),  # a JSON web token
     (re.compile(r"(?i)\b((?:bearer|basic)\s+)[A-Za-z0-9._~+/=-]{4,}"), rf"\1{REMOVED}"),
-    (re.compile(r"(://[^/\s:@\"']*:)[^/\s@\"']+(@)"), rf"\1{REMOVED}\2"),  # the password in a URL
+    (re.compile(r"(://[^/\s:@\"']*:)[^/\s\"']+(@)"), rf"\1{REMOVED}\2"),  # the password in a URL, which may have an "@"
     (re.compile(rf"(?i)(--?{_NAME}[= ])(\S+)"), rf"\1{REMOVED}"),  # an option of a command
 )
 _ASSIGNED = re.compile(
     rf"(?i)(?<![\w.-])({_NAME})(\\*[\"']?\s*[:=]\s*)(\\*[\"'](?:[^\"'\\\n]|\\[^\"'\n])*\\*[\"']?|[^\s,;}}\]\"'|>][^\s,;}}\]]*)"
 )
+_ENCODED = re.compile(
+    r"(?<![\w+/=.-])(?:e[wy]|W[3w])[A-Za-z0-9+/]{18,}={0,2}(?![\w+/=.-])"
+)  # JSON in base64, and no token
 _SHORT = 6
 _MOST_DEPTH = 50
 
@@ -116,9 +120,20 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def cleaned(parts: list[Part]) -> list[Part]:
-    """`parts` without their secrets. A secret found in one part is removed from all parts."""
+    """`parts` without their secrets. A secret found in one part is removed from all parts. JSON in base64 is decoded: it
+    may have secrets, as the configuration that libcni keeps with a result."""
+    parts = [replace(part, text=_ENCODED.sub(_decoded, part.text)) for part in parts]
     known = {secret for part in parts for secret in find_secrets(part.text)}
     return [Part(*(scrub(text, known) for text in vars(part).values())) for part in parts]
+
+
+def _decoded(found: re.Match[str]) -> str:
+    """The JSON in a base64 string, escaped for the JSON string in which it stands. Other strings stay as they are."""
+    encoded = found.group().rstrip("=")
+    encoded = encoded[: len(encoded) - (len(encoded) % 4 == 1)]  # the file may be cut
+    text = base64.b64decode(encoded + "=" * (-len(encoded) % 4)).decode("utf-8", "replace").rstrip("\ufffd")
+    is_text = "\ufffd" not in text and "".join(text.split()).isprintable()
+    return json.dumps(text, ensure_ascii=False)[1:-1] if is_text else found.group()
 
 
 # --- the parts ---
@@ -299,8 +314,10 @@ def _secrets_of(value: Any, depth: int = 0, hidden: bool = False) -> Iterator[st
                 env = inner["env"] if isinstance(inner.get("env"), list) else []
                 entries = [entry.get("value") for entry in env if isinstance(entry, dict)]
                 yield from _secrets_of(entries, depth + 1, hidden=True)
-                arguments = _secrets_of(inner.get("args"), depth + 1, hidden=True)
-                yield from (a for a in arguments if "=" in a or len(a) > 12)
+                arguments = [*_secrets_of(inner.get("args"), depth + 1, hidden=True)]
+                for before, argument in pairwise(["", *arguments]):
+                    if is_secret(before.lstrip("-")) or "=" in argument or len(argument) > 12:
+                        yield argument
             elif not hidden and isinstance(inner, dict) and key == "auth-provider":
                 yield from _secrets_of(inner.get("config"), depth + 1, hidden=True)
             else:

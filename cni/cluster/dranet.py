@@ -162,7 +162,7 @@ class _ProfileHandler(Handler):
         act, request = self.server.posts.get(self.path), None
         if act is None:
             return self.send(404, TEXT, f"want {', '.join(self.server.posts)}")
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             size = int(self.headers.get("Content-Length") or 0)
             request = json.loads(self.rfile.read(size)) if 0 < size <= _MOST_BYTES else None
         if not isinstance(request, dict):

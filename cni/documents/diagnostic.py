@@ -191,8 +191,14 @@ def keys_of(name: str) -> Keys:
 
 def shown(value: Any) -> str:
     """Convert `value` to shortened JSON, or to text if JSON cannot express it, as with a YAML date."""
+    parts, size = [], 0
     try:
-        text = json.dumps(value, default=str)
+        for part in json.JSONEncoder(default=str).iterencode(value):  # aliases may make it endless
+            parts.append(part)
+            size += len(part)
+            if size > _MOST_CHARACTERS:
+                break
+        text = "".join(parts)
     except (TypeError, ValueError, RecursionError):  # a key that JSON refuses, or a YAML alias that contains itself
         text = str(value)
     return text if len(text) <= _MOST_CHARACTERS else text[: _MOST_CHARACTERS - 3] + "..."

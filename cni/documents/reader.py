@@ -187,6 +187,8 @@ def _of_yaml(text: Text, findings: list[Diagnostic]) -> Scope | None:
         scope.span(ERROR, fault.position, fault.position + 1, "", f"not YAML: {fault.reason}", "remove this character")
     except (yaml.YAMLError, DocumentTooLarge, ValueError, RecursionError) as fault:
         findings.append(about(text.path, f"not YAML: {fault}", "make it simpler"))
+    except (AttributeError, LookupError):  # of PyYAML, for a value that is not of its tag's type, such as !!bool x
+        findings.append(about(text.path, "not YAML: a value does not fit its tag (!!)", "remove the tag"))
     return None
 
 

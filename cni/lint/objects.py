@@ -241,7 +241,7 @@ def _names(text: str, namespace: str) -> list[tuple[str, str]]:
             (before or namespace, name)
             for before, _, name in (one.strip().partition("@")[0].rpartition("/") for one in text.split(","))
         ]
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return []  # Multus refuses such an annotation
 
 

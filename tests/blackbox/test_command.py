@@ -379,10 +379,11 @@ def test_a_device_that_is_given_reaches_the_plugins_in_every_verb(recorded: Reco
     assert {call["config"]["deviceID"] for call in recorded.calls} == {"0000:3b:00.2"}
 
 
-def test_a_damaged_cache_entry_stops_a_check_but_no_detach(recorded: Recorded) -> None:
+@pytest.mark.parametrize("text", ['{"kind": "cniCacheV1", "containerId": 5', "[" * 9000])
+def test_a_damaged_cache_entry_stops_a_check_but_no_detach(recorded: Recorded, text: str) -> None:
     ok(recorded.run("attach"))
     (file,) = recorded.results.iterdir()
-    file.write_text('{"kind": "cniCacheV1", "containerId": 5')
+    file.write_text(text)
     assert "is no cached result of libcni" in failed(recorded.run("check"))
     ok(recorded.run("detach"))
     assert recorded.order == ["c DEL", "b DEL", "a DEL"]
@@ -450,6 +451,7 @@ def test_a_detach_of_what_is_not_attached_is_done_all_the_same(recorded: Recorde
 
 ANSWERS: list[tuple[dict[str, Any], str]] = [
     ({"answer": "no JSON"}, "a ADD answered something that is not JSON: 'no JSON'"),
+    ({"answer": "[" * 9000}, f"a ADD answered something that is not JSON: '{'[' * 200}'"),
     ({"answer": "", "exit": 3, "stderr": "why\n"}, "a ADD ended with exit code 3 and without an error message\n  why\n"),
     ({"answer": ""}, "a ADD answered no result, but null"),
     ({"answer": {"cniVersion": "1.0.0", "ips": [{}]}}, "the answer of a is not a CNI result of version 1.0.0: "),
@@ -485,6 +487,7 @@ def test_what_plugins_say_is_passed_on_and_a_result_without_a_version_has_that_o
         ("completion", "the following arguments are required: SHELL, one of bash, zsh, fish"),
         ("attach rec ns --args A", '"A" has no "=": write KEY=VALUE;KEY=VALUE'),
         ("attach rec ns --capability-args {", "not JSON:"),
+        (f"attach rec ns --capability-args {'[' * 9000}", "not JSON: maximum recursion depth"),
         ("attach rec ns --capability-args []", "want a JSON object"),
         ("attach rec ns -i a/b", '"a/b" has a character that no link may have'),
         ("attach rec ns --container-id=-x", "start with a letter or digit"),

@@ -20,6 +20,7 @@ from tests.blackbox.command import run, run_any
 from tests.node import COMMAND, ROOT
 
 REMEDY = "make a new one by `railcni ipam audit --report FILE`"
+TOO_DEEP = "maximum recursion depth exceeded while decoding a JSON array from a unicode string"
 NO_JSON = "Expecting value: line 1 column 1 (char 0)"
 
 
@@ -57,6 +58,7 @@ def test_a_command_loads_no_library_but_what_it_needs(tmp_path: Path, argv: str,
     ("pools --data-dir MISSING", '--data-dir "MISSING": there is no such directory'),
     ("reclaim --from-report MISSING", f"report MISSING cannot be read: No such file or directory; {REMEDY}"),
     ("reclaim --from-report /proc/version", f"report /proc/version is not JSON: {NO_JSON}; {REMEDY}"),
+    ("reclaim --from-report DEEP", f"report DEEP is not JSON: {TOO_DEEP}; {REMEDY}"),
     ("migrate --from file:EMPTY --to kubernetes:MISSING", "kubernetes:MISSING: there is no such file"),
     ("migrate --from addresslease:MISSING --to file:EMPTY", "addresslease:MISSING: there is no such file"),
     ("migrate --from config:MISSING --to file:EMPTY", "config:MISSING: there is no such file"),
@@ -64,8 +66,26 @@ def test_a_command_loads_no_library_but_what_it_needs(tmp_path: Path, argv: str,
 def test_a_file_that_is_not_there_is_named_with_the_option_that_names_it(tmp_path: Path, argv: str, said: str) -> None:
     empty = tmp_path / "empty"
     empty.mkdir(mode=0o700)
-    answer = run(*argv.replace("MISSING", "/no/file").replace("EMPTY", str(empty)).split(), code=1)
-    assert answer == f"railcni: {said.replace('MISSING', '/no/file')}\n"
+    deep = tmp_path / "deep"
+    deep.write_text("[" * 100_000)
+    argv, said = (text.replace("MISSING", "/no/file").replace("DEEP", str(deep)) for text in (argv, said))
+    assert run(*argv.replace("EMPTY", str(empty)).split(), code=1) == f"railcni: {said}\n"
+
+
+@pytest.mark.parametrize(("encoding", "name"), [("utf-8", "caf\udce9.conf"), ("ascii", "café.conf")])
+def test_a_name_that_the_locale_cannot_write_is_no_fault_of_railcni(tmp_path: Path, encoding: str, name: str) -> None:
+    (tmp_path / name).write_text("{")
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); sys.stdout.reconfigure(encoding={encoding!r}, errors='strict')\n"
+        "from cni.cli.main import main; sys.exit(main())"
+    )
+    for stdout in (subprocess.PIPE, tmp_path / "out"):
+        with open(tmp_path / "out", "wb") as file:
+            argv = [sys.executable, "-IP", "-c", code, "nad", "lint", str(tmp_path)]
+            done = subprocess.run(argv, stdout=file if stdout != subprocess.PIPE else stdout, stderr=subprocess.PIPE)
+        told = done.stdout or (tmp_path / "out").read_bytes()
+        assert (done.returncode, done.stderr) == (1, b"")
+        assert b"\\" in told and b"1 error, 0 warnings" in told
 
 
 @pytest.mark.parametrize(("argv", "like"), [

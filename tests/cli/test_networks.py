@@ -220,6 +220,8 @@ def test_all_faults_of_a_conflist_are_told_at_once_with_their_places(tmp_path: P
     ("kind: Pod", " holds neither a CNI network (JSON) nor a NetworkAttachmentDefinition"),
     ("a: [1",
      "1:6: not YAML: expected ',' or ']', but got '<stream end>'; check the quotes and the indentation before it"),
+    ("a: !!timestamp 1", " not YAML: a value does not fit its tag (!!); remove the tag"),
+    ("a: !!bool maybe", " not YAML: a value does not fit its tag (!!); remove the tag"),
     ('{"type": "x"}', '1:1: name: name is missing; add "name"'),
     ('{"name": "n"}', "1:1: has no plugins: want a list `plugins`, or `type` for a single plugin"),
     ('{"name": "n", "plugins": []}', "1:26: plugins: []: want 1 or more members"),
@@ -256,3 +258,5 @@ def test_a_value_is_shown_whatever_yaml_makes_of_it_and_a_long_one_is_cut() -> N
     texts = {"[1, a]": '[1, "a"]', "2026-11-22": '"2026-11-22"', "&x [*x]": "[[...]]"}
     assert {text: shown(yaml.safe_load(text)) for text in texts} == texts
     assert len(shown("x" * 1000)) < 200
+    laughs = "".join(f"- &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12))
+    assert len(shown(yaml.safe_load(f"- &a0 [x]\n{laughs}"))) < 200

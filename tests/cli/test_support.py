@@ -223,6 +223,7 @@ def test_the_same_parts_give_the_same_bytes() -> None:
     ("curl -H 'x: Bearer abcd.efgh' URL", "curl -H 'x: Bearer REMOVED' URL"),
     ("http://root:hunter2@10.0.0.1:2379/", "http://root:REMOVED@10.0.0.1:2379/"),
     ("run --etcd-password hunter2 --master ens2f0", "run --etcd-password REMOVED --master ens2f0"),
+    ("http://root:p@ss:w@rd@10.0.0.1:2379, http://b:2 a@b", "http://root:REMOVED@10.0.0.1:2379, http://b:2 a@b"),
     ("run --token=hunter2 now", "run --token=REMOVED now"),
     ('"client-key-data":"aHVudGVyMg=="', '"client-key-data":"REMOVED"'),
     ("kubeconfig=/etc/cni/k tokenFile: /run/t", "kubeconfig=/etc/cni/k tokenFile: /run/t"),
@@ -243,6 +244,7 @@ def test_which_keys_hold_secrets(name: str, secret: bool) -> None:
 @pytest.mark.parametrize(("document", "found"), [
     ({"exec": {"env": 1, "args": 2}}, []),
     ({"exec": {"env": [{"name": "A", "value": 12345}, "x"], "args": "--a=b"}}, ["12345", "--a=b"]),
+    ({"exec": {"args": ["get", "--token", "short", "-v", "2"]}}, ["short"]),
     ({"kind": "Secret", "data": {"exec": {"command": "whole"}}}, ["whole"]),
     ({"auth-provider": {"name": "oidc", "config": {"a": ["deep", None, True]}}}, ["deep"]),
     ({"env": [{"name": "API_TOKEN", "value": "named"}, {"name": "PATH", "value": "/bin"}]}, ["named"]),
@@ -250,6 +252,23 @@ def test_which_keys_hold_secrets(name: str, secret: bool) -> None:
 ])  # fmt: skip
 def test_a_secret_is_known_by_its_place(document: Any, found: list[str]) -> None:
     assert list(support._secrets_of(document)) == found
+
+
+@pytest.mark.parametrize("cut", [None, -1, -2, -3, -4, -9])
+def test_a_secret_in_the_configuration_that_libcni_keeps_in_base64_is_removed(cut: int | None) -> None:
+    config = json.dumps({"name": "n-ä", "plugins": [{"ipam": {"etcd_password": "in-base64"}, "master": "ens2f0"}]})
+    kept = base64.b64encode(config.encode()).decode()
+    whole, damaged = cleaned([Part("a", "", json.dumps({"config": kept})), Part("b", "", f'{{"config": "{kept[:cut]}')])
+    assert json.loads(json.loads(whole.text)["config"])["plugins"][0]["ipam"] == {"etcd_password": "REMOVED"}
+    assert "ens2" in damaged.text and "in-base64" not in damaged.text and kept[:40] not in damaged.text
+
+
+@pytest.mark.parametrize(
+    "text", ["eyJhbGciOiJub25lIn0", "eyAAAAAAAAAAAAAAAAAAAAAAAAAA", "ewogICJ", "e" * 40, "sha256-ey" + "A" * 40]
+)
+def test_what_is_no_json_in_base64_stays_as_it_is(text: str) -> None:
+    (found,) = cleaned([Part("a", "", f"before {text} after")])
+    assert found.text == f"before {text} after"
 
 
 @settings(max_examples=60, deadline=None)

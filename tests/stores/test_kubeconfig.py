@@ -63,6 +63,10 @@ def test_a_kubeconfig_that_is_not_there_and_the_line_of_a_fault_of_yaml_are_name
     (tmp_path / "k").write_text("a: b\nc: {d\n")
     with pytest.raises(InvalidConfig, match="line 3 is not YAML"):
         kubeconfig.load(str(tmp_path / "k"))
+    for value in ("!!timestamp 1", "!!bool maybe", "!!int _"):
+        (tmp_path / "k").write_text(f"a: {value}\n")
+        with pytest.raises(InvalidConfig, match="it is not YAML"):
+            kubeconfig.load(str(tmp_path / "k"))
 
 
 def test_the_plugins_interpreter_finds_pyyaml(tmp_path: Path) -> None:

@@ -214,6 +214,30 @@ def test_a_network_of_all_rails_has_the_pools_of_each() -> None:
     assert [network.pools() for network in networks] == [["192.168.0.0-24"], ["192.168.1.0-24"]]
 
 
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "text", ["[", "5", "[5]", DEEP, '{"a":' * 1000 + "1" + "}" * 1000, '[{"name": 5, "interface": [], "ips": 5}]', '[{"ips": true}]', '[{"ips": "10.0.0.1"}]', '[{"ips": [5, null, {}]}]']
+)  # fmt: skip
+def test_what_anybody_writes_into_the_annotation_of_a_pod_keeps_no_lease_from_being_judged(text: str) -> None:
+    odd = pod(2)
+    odd["metadata"]["annotations"] = {STATUS: text}
+    assert brief(found([pool(1, 2)], [reservation(1), reservation(2)], [odd])) == [
+        (kinds.LEASE_WITHOUT_POD, RECLAIM, IP(1))
+    ]
+
+
+@pytest.mark.parametrize("plugins", ["5", "true", "1.5", "[5]", '"x"', "{}", "[]", DEEP, "[{}]", '[{"ipam": 5}]'])
+def test_what_anybody_writes_into_a_nad_keeps_no_lease_from_being_judged(plugins: str) -> None:
+    odd = {
+        "metadata": {"namespace": "team", "name": "odd"},
+        "spec": {"config": f'{{"name": "n", "plugins": {plugins}}}'},
+    }
+    findings = found([pool(1)], [reservation(1)], nads=[nad(), odd])
+    assert brief(findings) == [(kinds.LEASE_WITHOUT_POD, RECLAIM, IP(1))]
+
+
 NET = parse_address("10.0.0.0")[1]
 
 

@@ -61,7 +61,7 @@ def load(path: str) -> Report:
             document = json.load(file)
     except OSError as fault:
         raise IoFailure(f"report {path} cannot be read: {fault.strerror}; {_REMEDY}") from None
-    except ValueError as fault:
+    except (ValueError, RecursionError) as fault:
         raise InvalidConfig(f"report {path} is not JSON: {fault}; {_REMEDY}") from None
     try:
         if (document["kind"], document["apiVersion"]) != (KIND, API_VERSION):

@@ -13,6 +13,7 @@ from cni.cluster.audit.findings import Finding
 from cni.cluster.audit.store import NoFiles
 from cni.shared import rail
 from cni.shared.config import Fault
+from cni.shared.spec import codec
 from cni.shared.spec.request import Attachment, member
 from ipam.config import IpamConfig
 from ipam.keys import IPAM_KEYS, RANGE_KEYS, RangeEntry, read_own_range, read_ranges
@@ -171,12 +172,13 @@ def parse_networks(document: Mapping[str, Any]) -> list[IpamBlock]:
     """The readable ipam blocks of type whereabouts or railcni-whereabouts in a NetworkAttachmentDefinition."""
     metadata = document.get("metadata") or {}
     try:
-        config = json.loads((document.get("spec") or {}).get("config") or "{}")
+        config = codec.loads(((document.get("spec") or {}).get("config") or "{}").encode())
     except ValueError:
         return []
     if not isinstance(config, dict):
         return []
-    plugins = config.get("plugins") or [config]
+    listed = config.get("plugins")
+    plugins = listed if listed and isinstance(listed, list) else [config]
     cni_name = str(member(config, "name") or metadata.get("name") or "")
     parts = [part for plugin in plugins if isinstance(plugin, dict) for part in rail.each(plugin)]
     found = (_network(nad_name(document), cni_name, member(part, "ipam")) for part in parts)
@@ -228,7 +230,7 @@ def parse_pool(
 
 def _interfaces(text: str) -> tuple[PodInterface, ...] | None:
     try:
-        listed = json.loads(text)
+        listed = codec.loads(text.encode())
     except ValueError:
         return None
     if not isinstance(listed, list):
@@ -237,8 +239,8 @@ def _interfaces(text: str) -> tuple[PodInterface, ...] | None:
     for entry in listed:
         if not isinstance(entry, dict) or entry.get("default"):
             continue
-        addresses = []
-        for ip in entry.get("ips") or []:
+        addresses, ips = [], entry.get("ips")
+        for ip in ips if isinstance(ips, list) else []:  # whoever may change the pod may write anything
             with suppress(ValueError):
                 addresses.append(host_of(str(ip)))
         found.append(PodInterface(str(entry.get("name") or ""), str(entry.get("interface") or ""), tuple(addresses)))

@@ -107,7 +107,7 @@ class Cache:
                 if document.get("kind") != _KIND:  # before 0.8 libcni kept the bare result
                     return CachedResult("", Parameters("", "", ""), b"", document)
                 return _entry(document)
-            except (ValueError, KeyError, TypeError, AttributeError):
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 raise StateDamaged(f"{path} is no cached result of libcni: detach, then remove the file") from None
         return None
 

@@ -71,7 +71,7 @@ class Executables:
         said = process.stderr.decode("utf-8", "replace")
         try:
             answer = json.loads(process.stdout) if process.stdout.strip() else None
-        except ValueError:
+        except (ValueError, RecursionError):
             shown = process.stdout[:200].decode("utf-8", "replace")
             raise DecodingFailure(f"{plugin} {verb} answered something that is not JSON: {shown!r}", said) from None
         if process.returncode == 0:

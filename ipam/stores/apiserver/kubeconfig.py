@@ -251,7 +251,7 @@ def _parsed(data: bytes) -> Any:
         raise ValueError("it is not JSON, and Python has no PyYAML (Debian: python3-yaml) to read YAML with") from None
     try:
         return yaml.safe_load(data)
-    except (yaml.YAMLError, ValueError, RecursionError) as fault:
+    except (yaml.YAMLError, ValueError, RecursionError, AttributeError, LookupError) as fault:  # of a tag: !!bool x
         mark = getattr(fault, "problem_mark", None)
         raise ValueError(f"line {mark.line + 1} is not YAML" if mark else "it is not YAML") from None
 
