@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import io
-import json
 import os
 import socket
 from collections.abc import Iterator
@@ -35,7 +34,7 @@ from cni.node.runtime.calls import Runtime
 from cni.node.runtime.executables import Executables, PluginFailed, StepsFailed
 from cni.shared.kernel import netns as namespaces
 from cni.shared.kernel.links import Link, Rtnl
-from cni.shared.spec import parsing
+from cni.shared.spec import codec, parsing
 from cni.shared.spec.errors import CniError, InvalidConfig
 from cni.shared.spec.request import is_identifier
 from cni.shared.spec.result import IPConfig
@@ -106,8 +105,8 @@ def _pairs(text: str) -> tuple[tuple[str, str], ...]:
 
 def _object(text: str) -> dict[str, Any]:
     try:
-        value = json.loads(text) if text else {}
-    except (ValueError, RecursionError) as fault:
+        value = codec.loads(text.encode()) if text else {}
+    except ValueError as fault:
         raise argparse.ArgumentTypeError(f"not JSON: {fault}") from None
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError("want a JSON object")
@@ -295,7 +294,7 @@ def _as_attached(entry: CachedResult, network: networks.Network | CniError) -> n
     """The network with the configuration in the cached attachment `entry`. If this configuration cannot be read, return
     `network`: the network as it is now, or the error of the search for it."""
     try:
-        kept = networks.from_document(json.loads(entry.config), f"the cached configuration of {entry.network}")
+        kept = networks.from_document(codec.loads(entry.config), f"the cached configuration of {entry.network}")
     except (ValueError, CniError):
         return network
     if isinstance(network, CniError):

@@ -27,6 +27,7 @@ from cni.cluster.audit import in_use, lease_rules, silence
 from cni.cluster.audit.model import Key
 from cni.documents.tree import value_at
 from cni.resources.containers import DRIVER
+from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, InvalidConfig, IoFailure
 from ipam.leases import Lease
 from ipam.stores.served import to_json
@@ -148,7 +149,7 @@ def _answer(
     place = (f"--namespace={agent.namespace}", agent.pod, "--container=agent")
     done = kubectl.execute(options, place, argv, "its agent", given)
     try:
-        return json.loads(done.stdout)
+        return codec.loads(done.stdout.encode())
     except ValueError:
         raise IoFailure(f"its agent does not answer: {kubectl.why(done.stderr)}") from None
 
@@ -186,7 +187,9 @@ def _doctor(options: argparse.Namespace) -> int:
         code = _exit_code(options, place)
         log = kubectl.said(options, "logs", *place, "--container=doctor")
     try:
-        told = None if form == "table" else {**json.loads(log), "node": node}  # the Node's name, not the host name
+        told = (
+            None if form == "table" else {**codec.loads(log.encode()), "node": node}
+        )  # the Node's name, not the host name
     except ValueError:
         code = -1
     if code not in (0, 1):

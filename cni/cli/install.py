@@ -6,7 +6,6 @@ cni/node/installation describes the installed files, and why a call during an in
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -26,6 +25,7 @@ from cni.node.inventory import attachments as recorded
 from cni.node.inventory.places import require_directory
 from cni.shared.kernel import node
 from cni.shared.kernel.netns_users import has_lost_path
+from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, IoFailure, TryAgainLater
 
 
@@ -171,7 +171,7 @@ def _reason(record: dict[str, Any], alive: bool, remaining: Collection[str]) -> 
     folder can detach it, or if nothing is left to detach. `alive`: the namespace of the attachment exists."""
     plugin, network_type = record.get("plugin", ""), ""
     with suppress(TypeError, ValueError, AttributeError):  # the configuration is missing or damaged
-        network_type = str(json.loads(record.get("config", "")).get("type", ""))
+        network_type = str(codec.loads(record.get("config", "").encode()).get("type", ""))
     if plugin in plugins.LINK_PLUGINS and (reason := plugins.named(plugin).ONLY_OURS):
         return reason  # even if the namespace is gone: only the record has the device's former name
     if not alive:

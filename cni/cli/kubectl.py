@@ -18,6 +18,7 @@ from typing import Any
 from cni.cli.terminal import common, output, subcommand
 from cni.cluster.audit.store import kubeconfig_of
 from cni.shared.kernel import files
+from cni.shared.spec import codec
 from cni.shared.spec.errors import InvalidConfig, IoFailure
 
 SECONDS = 60.0  # for the answer of one node
@@ -98,7 +99,7 @@ def execute(
 
 def read(options: argparse.Namespace, *arguments: str) -> Any:
     """Run kubectl with JSON output; return the document. Raises IoFailure if kubectl fails."""
-    return json.loads(said(options, *arguments, "--output=json"))
+    return codec.loads(said(options, *arguments, "--output=json").encode())
 
 
 def said(options: argparse.Namespace, *arguments: str, given: str = "") -> str:

@@ -27,6 +27,7 @@ from cni.cli.ipam import options as stores
 from cni.cli.terminal import common, output, subcommand
 from cni.cluster.audit import model, snapshot
 from cni.documents.networks import NETWORKS, RESOURCE_NAME
+from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, InvalidConfig, IoFailure
 from cni.shared.spec.request import member
 from ipam.ranges import parse_address
@@ -118,7 +119,7 @@ def _inside() -> int:
     """Print, as JSON, the MTU of this pod's link and the results of pings to the other pod. stdin is JSON with the
     link's name, the link's addresses and the other pod's addresses."""
     try:
-        asked = json.load(sys.stdin)
+        asked = codec.loads(sys.stdin.read().encode())
         ifname = asked["ifname"]
         near = [(peer, own) for peer in asked["peers"] for own in asked["own"] if (":" in peer) == (":" in own)]
     except (ValueError, KeyError, TypeError):
@@ -212,7 +213,7 @@ class _Test:
             time.sleep(_PAUSE)
         network = model.nad_name(self._nad)
         texts = (document["metadata"].get("annotations") or {}).get(STATUS) or "[]"
-        told: dict[str, Any] = next((one for one in json.loads(texts) if one["name"] == network), {})
+        told: dict[str, Any] = next((one for one in codec.loads(texts.encode()) if one["name"] == network), {})
         pod.node, pod.ifname, pod.addresses = spec.get("nodeName", ""), told.get("interface", ""), told.get("ips") or ()
         if why:
             how = (f"--field-selector=involvedObject.name={pod.name}", "--sort-by=.metadata.creationTimestamp")
@@ -229,8 +230,10 @@ class _Test:
 
     def _link(self) -> list[Observation]:
         """Check the MTU and the addresses of both pods, and ping each pod from the other pod."""
-        config = json.loads(self._nad["spec"].get("config") or "{}")
-        mtus = [mtu for plugin in config.get("plugins") or [config] if (mtu := member(plugin, "mtu"))]
+        config = codec.loads((self._nad["spec"].get("config") or "{}").encode())
+        listed = member(config, "plugins")
+        plugins = listed if isinstance(listed, list) else [config]
+        mtus = [mtu for plugin in plugins if (mtu := member(plugin, "mtu"))]
         blocks, found, pings = model.parse_networks(self._nad), [], []
         for pod, other in zip(self._pods, reversed(self._pods), strict=True):
             outside = [a for a in pod.addresses if not any(block.holds(parse_address(a)) for block in blocks)]
@@ -258,7 +261,7 @@ class _Test:
         IoFailure if the output is not JSON."""
         done = self._execute(pod, "test", ["railcni", "test", "--inside"], json.dumps(asked))
         try:
-            return json.loads(done.stdout)
+            return codec.loads(done.stdout.encode())
         except ValueError:
             why = kubectl.why(done.stderr.strip().partition("\n")[0])
             remedy = "the agents must be of this version, as `kubectl railcni version` shows"

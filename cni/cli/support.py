@@ -42,6 +42,7 @@ from cni.node.inventory import attachments as recorded
 from cni.node.runtime.cache import DIRECTORY
 from cni.shared.kernel.node import host_name
 from cni.shared.records import STATE
+from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, IoFailure
 
 TOP = "railcni-support"
@@ -296,8 +297,8 @@ def find_secrets(text: str) -> set[str]:
 
 
 def _documents(text: str) -> Iterator[Any]:
-    with suppress(ValueError, RecursionError):
-        yield json.loads(text)
+    with suppress(ValueError):
+        yield codec.loads(text.encode())
         return
     with suppress(yaml.YAMLError, ValueError, RecursionError):
         yield from yaml.safe_load_all(text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import socket
@@ -18,6 +17,7 @@ from cni.cli.terminal import common, output, subcommand
 from cni.node.installation.files import below
 from cni.shared.kernel import locks
 from cni.shared.kernel.files import names_in, read_regular
+from cni.shared.spec import codec
 from cni.shared.spec.errors import IoFailure, TryAgainLater
 from cni.warm import protocol
 
@@ -153,7 +153,7 @@ def _ask(path: str, what: str = protocol.STATUS) -> Workers:
             if connection.recv(16) != protocol.HELLO:
                 return Workers(name, supervisor, fault="all workers are busy")
             connection.send(protocol.asked(what))
-            told: dict[str, Any] = json.loads(connection.recv(1 << 16)[1:])
+            told: dict[str, Any] = codec.loads(connection.recv(1 << 16)[1:])
         except (OSError, ValueError) as fault:
             why = "" if isinstance(fault, TimeoutError) else f": {fault}"
             return Workers(name, supervisor, fault=f"no worker answers{why}")

@@ -37,7 +37,9 @@ from cni.node.runtime.cache import Parameters
 from cni.node.runtime.executables import Executables
 from cni.node.service.endpoint import TEXT, Handler
 from cni.node.service.log import AgentLog
+from cni.shared.kernel.files import read_whole
 from cni.shared.records import STATE, Records
+from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, InvalidConfig, IoFailure
 from cni.shared.spec.request import Attachment, ifname_fault, is_identifier
 from ipam.leases import PART
@@ -101,8 +103,8 @@ class Profiles:
         """The configuration of the profile `name`. Raises UnknownProfile, or InvalidConfig if its file has a fault."""
         for path in sorted(glob(f"{self._directory}/*.conf") + glob(f"{self._directory}/*.json")):
             found = None
-            with contextlib.suppress(OSError, ValueError), open(path, "rb") as file:
-                found = json.load(file)
+            with contextlib.suppress(OSError, ValueError):
+                found = codec.loads(read_whole(path))
             if not isinstance(found, dict) or found.get("name") != name:
                 continue  # a file of a runtime or of another program
             kind = string_at(found, "ipam", "type")
@@ -162,9 +164,9 @@ class _ProfileHandler(Handler):
         act, request = self.server.posts.get(self.path), None
         if act is None:
             return self.send(404, TEXT, f"want {', '.join(self.server.posts)}")
-        with contextlib.suppress(ValueError, RecursionError):
+        with contextlib.suppress(ValueError):
             size = int(self.headers.get("Content-Length") or 0)
-            request = json.loads(self.rfile.read(size)) if 0 < size <= _MOST_BYTES else None
+            request = codec.loads(self.rfile.read(size)) if 0 < size <= _MOST_BYTES else None
         if not isinstance(request, dict):
             return self.send(400, TEXT, "want a JSON object of at most 1 MiB, with its Content-Length")
         try:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
@@ -200,7 +201,7 @@ def shown(value: Any) -> str:
                 break
         text = "".join(parts)
     except (TypeError, ValueError, RecursionError):  # a key that JSON refuses, or a YAML alias that contains itself
-        text = str(value)
+        text = reprlib.repr(value)
     return text if len(text) <= _MOST_CHARACTERS else text[: _MOST_CHARACTERS - 3] + "..."
 
 

@@ -25,6 +25,7 @@ from cni.lint.plugin import Claim, PodNetworks, ResourceWant, Surroundings
 from cni.resources import config
 from cni.resources.models import POLICY_FIXES, VFIO, NicSelector, label
 from cni.shared.kernel import rdma_sysfs
+from cni.shared.spec import codec
 from ipam.ranges import parse_span
 
 _POOLS = {"IPPool": "subnet", "CIDRPool": "cidr"}
@@ -236,12 +237,12 @@ def _names(text: str, namespace: str) -> list[tuple[str, str]]:
     """Return (namespace, name) of each network in `text`, a pod's annotation. It is JSON, or a list such as
     "NAMESPACE/NAME@IFNAME, NAME". A network without a namespace gets `namespace`."""
     try:
-        listed = json.loads(text) if text.lstrip().startswith("[") else []
+        listed = codec.loads(text.encode()) if text.lstrip().startswith("[") else []
         return [(str(one.get("namespace") or namespace), str(one["name"])) for one in listed] or [
             (before or namespace, name)
             for before, _, name in (one.strip().partition("@")[0].rpartition("/") for one in text.split(","))
         ]
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    except (ValueError, LookupError, TypeError, AttributeError):
         return []  # Multus refuses such an annotation
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from cni.resources.choose import DeviceNode, Offer, Resource
 from cni.shared.kernel import files
+from cni.shared.spec import codec
 
 CDI_FOLDER = "/var/run/cdi"
 INFO_FOLDER = "/var/run/k8s.cni.cncf.io/devinfo/dp"
@@ -95,7 +96,7 @@ def records(folder: str) -> list[Record]:
 def read_record(folder: str, uid: str) -> Record | None:
     """The record of the claim `uid`; None when it is missing or incomplete. Raises OSError when it cannot be read."""
     try:
-        found = json.loads(files.read_whole(f"{folder}/{uid}.json"))
+        found = codec.loads(files.read_whole(f"{folder}/{uid}.json"))
     except FileNotFoundError:
         return None
     except ValueError:  # incomplete after a power loss, so kubelet had no answer yet

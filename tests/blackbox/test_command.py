@@ -487,7 +487,7 @@ def test_what_plugins_say_is_passed_on_and_a_result_without_a_version_has_that_o
         ("completion", "the following arguments are required: SHELL, one of bash, zsh, fish"),
         ("attach rec ns --args A", '"A" has no "=": write KEY=VALUE;KEY=VALUE'),
         ("attach rec ns --capability-args {", "not JSON:"),
-        (f"attach rec ns --capability-args {'[' * 9000}", "not JSON: maximum recursion depth"),
+        (f"attach rec ns --capability-args {'[' * 9000}", "not JSON: it is nested too deeply"),
         ("attach rec ns --capability-args []", "want a JSON object"),
         ("attach rec ns -i a/b", '"a/b" has a character that no link may have'),
         ("attach rec ns --container-id=-x", "start with a letter or digit"),

@@ -255,7 +255,7 @@ def test_no_input_makes_the_reader_fail_otherwise_than_with_a_message(tmp_path_f
 
 
 def test_a_value_is_shown_whatever_yaml_makes_of_it_and_a_long_one_is_cut() -> None:
-    texts = {"[1, a]": '[1, "a"]', "2026-11-22": '"2026-11-22"', "&x [*x]": "[[...]]"}
+    texts = {"[1, a]": '[1, "a"]', "2026-11-22": '"2026-11-22"', "&x [*x]": "[[[[[[[...]]]]]]]"}
     assert {text: shown(yaml.safe_load(text)) for text in texts} == texts
     assert len(shown("x" * 1000)) < 200
     laughs = "".join(f"- &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12))

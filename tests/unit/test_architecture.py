@@ -83,6 +83,18 @@ def test_an_import_in_a_function_is_of_a_library_or_has_a_reason_in_its_line() -
     assert bare == []
 
 
+def test_json_text_is_read_by_the_codec_which_bounds_its_depth_and_size() -> None:
+    own = {"cni.shared.spec.codec", "cni.documents.reader"}  # the latter finds the place of each fault
+    calls = [
+        f"{name}:{node.lineno}"
+        for name, file in modules().items()
+        for node in ast.walk(tree_of(file))
+        if name not in own and isinstance(node, ast.Call) and ast.unparse(node.func) in ("json.load", "json.loads")
+        if not ast.unparse(node.args[0]).startswith("json.dumps(")  # a copy of a document of ours
+    ]
+    assert calls == []
+
+
 def layers() -> list[tuple[list[str], str]]:
     """(the modules of a layer, its comment) from the top to the bottom, as pyproject.toml has them."""
     text = (ROOT / "pyproject.toml").read_text()

@@ -4,7 +4,6 @@ nor changes anything."""
 from __future__ import annotations
 
 import ipaddress
-import json
 import os
 import time
 from collections.abc import Collection, Sequence
@@ -25,6 +24,7 @@ from cni.node.runtime.cache import DIRECTORY
 from cni.shared.kernel import rdma_sysfs, sysfs
 from cni.shared.kernel.files import read_whole
 from cni.shared.records import GROUP, STATE
+from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError
 
 
@@ -208,7 +208,7 @@ class NodeFacts:
     def _registered(self) -> dict[str, list[str]]:
         """The device IDs of each resource, from the checkpoint of kubelet's device manager; {} if unreadable."""
         with suppress(OSError, ValueError):
-            document = json.loads(read_whole(f"{self.places.kubelet}/device-plugins/kubelet_internal_checkpoint"))
+            document = codec.loads(read_whole(f"{self.places.kubelet}/device-plugins/kubelet_internal_checkpoint"))
             return object_at(document, "Data", "RegisteredDevices")
         return {}
 

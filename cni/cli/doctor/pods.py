@@ -8,7 +8,6 @@ functions that check one pod do.
 from __future__ import annotations
 
 import ipaddress
-import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from cni.node.runtime import icmp
 from cni.resources.containers import CDI_FOLDER, DRIVER, Record, cdi_ids, records, records_folder, specification
 from cni.shared.kernel import netns, rdma_sysfs
 from cni.shared.kernel.files import read_whole
+from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError
 
 _SECONDS = 2.0  # to wait for the answer of a peer
@@ -323,11 +323,13 @@ def read_claims(kubelet: str, root: str = "") -> list[PodClaim]:
 
 def _claims_of_kubelet(path: str) -> list[dict[str, Any]]:
     try:
-        entries: list[dict[str, Any]] = json.loads(json.loads(read_whole(path))["Data"])["ClaimInfoStateList"] or []
+        entries: list[dict[str, Any]] = (
+            codec.loads(codec.loads(read_whole(path))["Data"].encode())["ClaimInfoStateList"] or []
+        )
         return [entry for entry in entries if entry["ClaimUID"] and entry["Namespace"] and entry["ClaimName"]]
     except FileNotFoundError:
         return []
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, AttributeError):
         raise ValueError("dra_manager_state is not as kubelet from 1.34 on writes it") from None
 
 

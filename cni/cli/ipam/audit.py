@@ -22,6 +22,8 @@ from cni.cluster.audit import snapshot
 from cni.cluster.audit.findings import KEEP, LOOK, RECLAIM, RELEASE_PENDING, Finding
 from cni.cluster.audit.store import Choice
 from cni.node.inventory import attachments as recorded
+from cni.shared.kernel.files import read_whole
+from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, InvalidConfig, IoFailure
 
 PAUSE = 0.3  # seconds between the readings
@@ -57,11 +59,10 @@ def _finding(document: Mapping[str, Any]) -> Finding:
 def load(path: str) -> Report:
     """Read the report at `path`. Raises InvalidConfig if the file is no report, IoFailure if it cannot be read."""
     try:
-        with open(path, encoding="utf-8") as file:
-            document = json.load(file)
+        document = codec.loads(read_whole(path))
     except OSError as fault:
         raise IoFailure(f"report {path} cannot be read: {fault.strerror}; {_REMEDY}") from None
-    except (ValueError, RecursionError) as fault:
+    except ValueError as fault:
         raise InvalidConfig(f"report {path} is not JSON: {fault}; {_REMEDY}") from None
     try:
         if (document["kind"], document["apiVersion"]) != (KIND, API_VERSION):

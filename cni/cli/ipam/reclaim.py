@@ -34,6 +34,7 @@ from cni.node.installation.files import below
 from cni.node.installation.options import state_of
 from cni.shared.log import Log
 from cni.shared.records import STATE, Records
+from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, InvalidConfig
 from cni.shared.spec.request import Attachment
 from ipam.leases import Lease
@@ -76,7 +77,7 @@ def _answer(options: argparse.Namespace) -> None:
     records = Records(state_of(options), Log())
     place = str if options.root == "/" else partial(below, options.root)
     try:
-        leases = [from_json(one) for one in json.load(sys.stdin)]
+        leases = [from_json(one) for one in codec.loads(sys.stdin.read().encode())]
     except (ValueError, TypeError) as fault:
         raise InvalidConfig(f"stdin: want leases as `kubectl railcni` of this version writes them: {fault}") from None
     print(json.dumps([in_use.use(lease, records, place) for lease in leases]))

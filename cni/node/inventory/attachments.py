@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import defaultdict
 from collections.abc import Iterable
@@ -13,6 +12,7 @@ from cni.node.inventory.places import is_alive
 from cni.shared import rail
 from cni.shared.log import Log
 from cni.shared.records import LINK, STATE, Records
+from cni.shared.spec import codec
 from cni.shared.spec.request import Attachment
 from ipam.check import name_of
 from ipam.group import rails
@@ -99,7 +99,7 @@ def _of_rail(attachment: dict[str, Any], group: dict[str, Any]) -> list[str]:
 def _config(attachment: dict[str, Any]) -> dict[str, Any]:
     """The configuration of the link plugin's ADD, from the plugin's record; {} if the record has none."""
     try:
-        config = json.loads((attachment["records"].get(LINK) or {}).get("config") or "{}")
+        config = codec.loads(((attachment["records"].get(LINK) or {}).get("config") or "{}").encode())
     except ValueError:
         return {}
     return config if isinstance(config, dict) else {}

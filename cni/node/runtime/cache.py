@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cni.shared.kernel.files import read_whole, write_whole_below
+from cni.shared.spec import codec
 from cni.shared.spec.errors import IoFailure, StateDamaged
 
 DIRECTORY = "/var/lib/cni"
@@ -103,11 +104,11 @@ class Cache:
         path = os.path.join(self._results, name)
         with worded(f"{path} cannot be read"), suppress(*_MISSING):
             try:
-                document = json.loads(read_whole(path))
+                document = codec.loads(read_whole(path))
                 if document.get("kind") != _KIND:  # before 0.8 libcni kept the bare result
                     return CachedResult("", Parameters("", "", ""), b"", document)
                 return _entry(document)
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            except (ValueError, KeyError, TypeError, AttributeError):
                 raise StateDamaged(f"{path} is no cached result of libcni: detach, then remove the file") from None
         return None
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cni.node.runtime.cache import Parameters
+from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, DecodingFailure, DelegateFailed, IoFailure
 
 _BUSY_TRIES = 5  # a plugin that is being replaced (ETXTBSY) is tried again, once a second
@@ -70,8 +71,8 @@ class Executables:
         process = _execute(self.find(plugin), environ, stdin)
         said = process.stderr.decode("utf-8", "replace")
         try:
-            answer = json.loads(process.stdout) if process.stdout.strip() else None
-        except (ValueError, RecursionError):
+            answer = codec.loads(process.stdout) if process.stdout.strip() else None
+        except ValueError:
             shown = process.stdout[:200].decode("utf-8", "replace")
             raise DecodingFailure(f"{plugin} {verb} answered something that is not JSON: {shown!r}", said) from None
         if process.returncode == 0:

@@ -13,7 +13,6 @@ and the GUIDs when it is bound.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -26,8 +25,9 @@ from cni.node.inventory.topology import administrative_states, beside, text, upl
 from cni.resources.vfs.plan import Card, NodeCards
 from cni.shared.kernel import netns, sysfs
 from cni.shared.kernel import vfs as administrative
-from cni.shared.kernel.files import names_in
+from cni.shared.kernel.files import names_in, read_whole
 from cni.shared.kernel.links import Link, Rtnl
+from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, IoFailure
 
 CHECKPOINT = "kubelet_internal_checkpoint"
@@ -104,8 +104,8 @@ def _recorded() -> dict[str, str]:
 def _given(kubelet: str) -> dict[str, str]:
     """Map the ID of each device that kubelet has allocated to a text that names the device's container."""
     try:
-        with open(os.path.join(kubelet, CHECKPOINT), encoding="utf-8") as file:
-            entries: list[dict[str, Any]] = json.load(file)["Data"]["PodDeviceEntries"] or []
+        document = codec.loads(read_whole(os.path.join(kubelet, CHECKPOINT)))
+        entries: list[dict[str, Any]] = document["Data"]["PodDeviceEntries"] or []
         return {
             device: f"container {entry['ContainerName']} of the pod with UID {entry['PodUID']}"
             for entry in entries
