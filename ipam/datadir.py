@@ -25,12 +25,12 @@ def confined(path: str) -> str:
     allowed = policy.current()
     try:
         resolved, state = files.resolve(path), files.resolve(DATA_DIR)
-        roots = [files.resolve(root) for root in allowed.dataRoots]
-        former = [files.resolve(root) for root in _FORMER_ROOTS] if allowed.dataRoots is policy.DATA_ROOTS else []
     except OSError as fault:
         raise ValueError(f"cannot be followed: {fault.strerror}") from None
     if resolved == state:
         return DATA_DIR
+    roots = policy.followed(allowed.dataRoots)
+    former = policy.followed(_FORMER_ROOTS) if allowed.dataRoots is policy.DATA_ROOTS else []
     has_leases = _has_leases(resolved)
     if has_leases and any(files.is_below(resolved, root) for root in former):
         return resolved

@@ -121,7 +121,7 @@ class Policy:
             resolved = files.resolve(value)
             if resolved == log.ROOT:  # a file there would be in the way of the log files of all networks
                 raise ValueError("is the directory of log files: want a file in it")
-            if any(_holds(one, resolved) for one in roots):
+            if any(files.is_below(resolved, one) for one in followed(roots)):
                 return resolved
         except OSError as fault:
             raise ValueError(f"cannot be followed: {fault.strerror}") from None
@@ -148,12 +148,15 @@ class Policy:
         return InvalidConfig(text, f"{key}: {', '.join(allowed) or 'none'}")
 
 
-def _holds(root: str, path: str) -> bool:
-    """Whether `path`, which has no symbolic links, is below `root`. A root that cannot be followed holds nothing."""
-    try:
-        return files.is_below(path, files.resolve(root))
-    except OSError:
-        return False
+def followed(roots: Sequence[str]) -> list[str]:
+    """The paths `roots` without symbolic links, except those that cannot be followed: nothing is below them."""
+    found = []
+    for root in roots:
+        try:
+            found.append(files.resolve(root))
+        except OSError:
+            pass
+    return found
 
 
 def shortened(names: Sequence[str]) -> str:

@@ -251,10 +251,11 @@ def test_a_log_is_not_written_through_a_link_that_is_put_in_the_way(node: Node, 
 
 def test_a_root_that_cannot_be_followed_hinders_no_path_below_another(node: Node, pod: Pod) -> None:
     node.path("/run/loop").symlink_to("loop")
-    node.allow(logRoots=["/run/loop", "/var/log/railcni"])
-    reply = node.cni("macvlan", "ADD", network({"log_file": "/var/log/railcni/w.log"}), netns=pod)
+    node.allow(logRoots=["/run/loop", "/var/log/railcni"], dataRoots=["/run/loop", "/var/lib/cni/railcni/stores"])
+    keys = {"log_file": "/var/log/railcni/w.log", "dataDir": "/var/lib/cni/railcni/stores/own"}
+    reply = node.cni("macvlan", "ADD", network(keys), netns=pod)
     assert reply.succeeded() and "log_file" not in reply.stderr
-    assert node.path("/var/log/railcni/w.log").read_text()
+    assert node.path("/var/log/railcni/w.log").read_text() and node.path(f"{keys['dataDir']}/leases.db").exists()
 
 
 def test_the_directory_of_log_files_is_no_log_file(node: Node, pod: Pod) -> None:

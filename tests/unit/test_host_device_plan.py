@@ -1,16 +1,20 @@
 """What host-device decides before it touches anything, and how it knows a device again."""
 
+import errno
 import json
+import os
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cni.link.plugins.host_device import devices
+from cni.link.plugins.host_device import devices, moved
 from cni.link.plugins.host_device import plugin as host_device
 from cni.shared.config import Fault, refuse
 from cni.shared.kernel.links import Link, ifinfo
+from cni.shared.kernel.netlink import KernelError
 from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
 from cni.shared.spec.request import Attachment, Request, parse
@@ -179,3 +183,12 @@ def test_a_record_of_hardware_holds_a_sign_by_which_it_is_looked_for(then: dict[
     signs = devices.signs_of(device)
     if signs and devices.is_same(remembered, device):
         assert any(codec.dumps(sign) in codec.dumps(remembered) for sign in signs if sign)
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [(errno.ENETDOWN, "set the link below it up"), (errno.EIO, "see the kernel log for its driver")],
+)
+def test_a_device_that_cannot_be_set_up_is_told_with_the_remedy(number: int, remedy: str) -> None:
+    planned: Any = SimpleNamespace(device={"name": "eth0.5"})  # a VLAN is refused while its NIC is down
+    assert moved.refused_up(planned, KernelError(number)).endswith(f": {os.strerror(number)}; {remedy}")

@@ -228,7 +228,10 @@ def _refused_move(planned: MovePlan, fault: KernelError) -> KernelRefused | TryA
 
 def refused_up(planned: MovePlan, fault: KernelError) -> str:
     """The error message for `fault`, the kernel's refusal to set the device up."""
-    return f'device "{planned.device["name"]}" cannot be set up in the sandbox: {fault.strerror}; see the kernel log for its driver'
+    remedy = "see the kernel log for its driver"
+    if fault.errno == errno.ENETDOWN:  # a VLAN or the like
+        remedy = "set the link below it up"
+    return f'device "{planned.device["name"]}" cannot be set up in the sandbox: {fault.strerror}; {remedy}'
 
 
 def remove(planned: MovePlan, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
