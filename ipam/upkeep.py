@@ -105,11 +105,12 @@ def release(
 def _lease_statics(network: str, store_ref: dict[str, Any], records: Records) -> None:
     """In a file store, lease the static addresses of a network that have lost their lease to an attachment that uses
     them. A node with such a store may have no agent, whose `flush` does this in a store that nodes share."""
-    try:
-        for attachment, _ in records.of_network(network, PART, "shared"):
-            _lease_shared(attachment, store_ref, records, _FLUSH_SECONDS)
-    except (CniError, ValueError, TypeError, KeyError) as fault:
-        records.log.warning(f"a static address of network {network} could not be leased again: {fault}")
+    for attachment, record in records.of_network(network, PART, "shared"):
+        try:
+            if stores.same(record["store"], store_ref):
+                _lease_shared(attachment, store_ref, records, _FLUSH_SECONDS)
+        except (CniError, ValueError, TypeError, KeyError, AttributeError) as fault:
+            records.log.warning(f"a static address of {attachment} could not be leased again: {fault}")
 
 
 def leave_store(attachment: Attachment, record: dict[str, Any], records: Records) -> None:
@@ -249,7 +250,7 @@ def drop(records: Records, chosen: Collection[Attachment]) -> int:
                 if is_pending(attachment, records):
                     records.remove(attachment, PART)
                     dropped += 1
-    if not any(record.get("pending") is True for _, _, record in records.all(PART)):
+    if not any(record.get("pending") is True or record.get("shared") for _, _, record in records.all(PART)):
         records.remind(False)
     return dropped
 

@@ -66,7 +66,8 @@ class FlatFile(source.Files):
 
 def has_ipv6(document: Mapping[str, Any]) -> bool:
     """Whether the `ipam` block of the plugin configuration `document` has an IPv6 range or address."""
-    listed = [one for name in ("ipRanges", "addresses") for one in member(document, "ipam", name) or []]
+    lists = [member(document, "ipam", name) for name in ("ipRanges", "addresses")]
+    listed = [one for found in lists if isinstance(found, list) for one in found]
     texts = [member(document, "ipam", "range"), *(member(m, name) for m in listed for name in ("range", "address"))]
     return any(isinstance(text, str) and ":" in text for text in texts)
 

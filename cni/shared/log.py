@@ -79,7 +79,8 @@ def _open(path: str) -> int:
     try:
         return files.open_resolved(path, flags, 0o640)
     except FileNotFoundError:
-        if path.rpartition("/")[0] != ROOT:
+        directory = path.rpartition("/")[0]
+        if directory != files.resolve(ROOT):
             raise
-        os.mkdir(ROOT, 0o750)
+        os.mkdir(directory, 0o750)
         return files.open_resolved(path, flags, 0o640)

@@ -119,7 +119,9 @@ class Policy:
         roots: Sequence[str] = getattr(self, key)
         try:
             resolved = files.resolve(value)
-            if resolved == log.ROOT:  # a file there would be in the way of the log files of all networks
+            if key == "logRoots" and resolved in followed(
+                (log.ROOT,)
+            ):  # a file there would be in the way of the log files of all networks
                 raise ValueError("is the directory of log files: want a file in it")
             if any(files.is_below(resolved, one) for one in followed(roots)):
                 return resolved
@@ -154,7 +156,7 @@ def followed(roots: Sequence[str]) -> list[str]:
     for root in roots:
         try:
             found.append(files.resolve(root))
-        except OSError:
+        except (OSError, ValueError):
             pass
     return found
 

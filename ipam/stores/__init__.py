@@ -130,7 +130,7 @@ def _directory(path: object) -> str:
     that cannot be resolved, or a value in a damaged record, is returned as it is written."""
     try:
         return files.resolve(path) if isinstance(path, str) else repr(path)
-    except OSError:
+    except (OSError, ValueError):
         return str(path)
 
 

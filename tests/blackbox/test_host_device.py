@@ -401,3 +401,4 @@ def test_gc_keeps_the_address_of_a_device_that_cannot_return(node: Node, pod: Po
 def test_status_knows_whether_the_device_is_there(node: Node, pod: Pod) -> None:
     assert node.cni("host-device", "STATUS", network()).succeeded() is None
     node.cni("host-device", "STATUS", network(device="ens77")).refused(50, "ens77")
+    node.cni("host-device", "STATUS", network(mtu=30)).refused(50, "mtu 30", "ens9")

@@ -5,6 +5,9 @@ from typing import Any
 
 import pytest
 
+from cni.shared.records import Records
+from cni.shared.spec.request import Attachment
+from ipam.leases import PART, Owner, recorded_document
 from tests import warm
 from tests.node import GO_PLUGINS, STATE, Node, Reply
 
@@ -302,14 +305,21 @@ def test_a_nodes_name_that_is_not_utf_8_makes_no_call_fail(node: Node) -> None:
     assert node.leftovers() == []
 
 
-@pytest.mark.parametrize("verb", ["DEL", "GC"])
+@pytest.mark.parametrize("verb", ["DEL", "GC", "DEL after a dropped release, beside a damaged record"])
 def test_a_static_address_is_leased_in_the_file_store_as_long_as_a_pod_has_it(node: Node, verb: str) -> None:
     """No agent need run where the leases are in a file."""
     config = network({"range": "10.0.0.0/29", "addresses": [{"address": "10.0.0.1/29"}]})
     other = {**network({"range": "10.0.0.0/28"}), "name": "other"}
     for container in ("c1", "c2"):
         add(node, config, container)
-    if verb == "DEL":
+    records = Records(str(node.path(STATE)))
+    for container, more in (("c0", {"shared": 5}), ("c9", {"pending": True})) if "beside" in verb else ():
+        attachment = Attachment(config["name"], container, "net1")
+        kind = {"kind": "tape"} if "pending" in more else {"kind": "file", "path": STATE}
+        records.write(attachment, PART, {**recorded_document(kind, (), Owner(attachment)), **more})
+    if "beside" in verb:
+        assert node.railcni("ipam", "flush", "--drop", "--yes").returncode == 0
+    if verb.startswith("DEL"):
         delete(node, config, "c1")
     else:
         listed = {"cni.dev/valid-attachments": [{"containerID": "c2", "ifname": "net1"}]}

@@ -245,8 +245,8 @@ def test_status_names_a_master_that_is_missing(node: Node, pod: Pod) -> None:
     ("setup", "keys", "code", "words"),
     [
         ("ip link add br0 type bridge; ip link set ens2f0 master br0", {}, 50, ["ens2f0", "belongs to a bridge"]),
-        ("", {"mtu": 65000}, 7, ["mtu 65000", "ens2f0", "lower the key `mtu`"]),
-        ("", {"master": "lo"}, 7, ["lo", "not an Ethernet link"]),
+        ("", {"mtu": 65000}, 50, ["mtu 65000", "ens2f0", "lower the key `mtu`"]),
+        ("", {"master": "lo"}, 50, ["lo", "not an Ethernet link"]),
     ],
     ids=["port of a bridge", "mtu above the master's", "no Ethernet"],
 )
@@ -256,6 +256,14 @@ def test_status_refuses_a_master_that_every_add_would_refuse(
     node.run(["sh", "-ec", setup]).check_returncode()
     assert node.cni("macvlan", "ADD", network(**keys), netns=pod).status
     node.cni("macvlan", "STATUS", network(**keys)).refused(code, *words)
+
+
+def test_status_accepts_a_macvlan_as_master_that_is_a_port_of_a_bridge(node: Node, pod: Pod) -> None:
+    """The kernel puts the new link on the netdev below it."""
+    sh = "ip link add mv0 link ens2f0 type macvlan; ip link set mv0 up; ip link add br0 type bridge; ip link set mv0 master br0"
+    node.run(["sh", "-ec", sh]).check_returncode()
+    node.cni("macvlan", "STATUS", network(master="mv0")).succeeded()
+    node.cni("macvlan", "ADD", network(master="mv0"), netns=pod).succeeded()
 
 
 def test_without_a_master_the_link_of_the_default_route_is_taken(node: Node, pod: Pod) -> None:
@@ -344,18 +352,29 @@ def test_a_delete_with_a_path_that_is_no_namespace_succeeds(node: Node, pod: Pod
     node.ended("macvlan", network(), netns=path)
 
 
-def test_a_delete_spares_the_link_of_another_attachment_with_which_the_pod_exchanged_the_name(
-    node: Node, pod: Pod
+@pytest.mark.parametrize("changed", ["names", "names, with configured MACs", "MACs, as a bond does"])
+def test_a_delete_spares_the_link_of_another_attachment_that_the_pod_made_look_like_this_one(
+    node: Node, pod: Pod, changed: str
 ) -> None:
-    for name in ("net1", "net2"):
-        node.cni("macvlan", "ADD", network(), netns=pod, ifname=name).succeeded()
+    node.host.add_veth("ens3f0", "ens3f0-peer", mtu=9000)
+    configs = {"net1": network(), "net2": network(master="ens3f0")}
+    indexes = {}
+    for number, (name, config) in enumerate(configs.items(), 1):
+        if "configured" in changed:
+            config["runtimeConfig"] = {"mac": f"02:00:00:00:00:0{number}"}
+            config["capabilities"] = {"mac": True}
+        node.cni("macvlan", "ADD", config, netns=pod, ifname=name).succeeded()
         pod.view.set(name, state="down")
-    second = pod.view.link("net2").mac
-    for former, name in (("net1", "other"), ("net2", "net1"), ("other", "net2")):
-        pod.view.set(former, ifname=name)
-    node.cni("macvlan", "DEL", network(), netns=pod, ifname="net1").succeeded()
-    assert [link.mac for link in pod.view.links().values()] == [second]
-    node.ended("macvlan", network(), netns=pod, ifname="net2")
+        indexes[name] = pod.view.link(name).index
+    if changed.startswith("names"):
+        for former, name in (("net1", "other"), ("net2", "net1"), ("other", "net2")):
+            pod.view.set(former, ifname=name)
+    else:
+        pod.view.set("net2", address=pod.view.link("net1").mac)
+    node.cni("macvlan", "DEL", configs["net1"], netns=pod, ifname="net1").succeeded()
+    assert [link.index for link in pod.view.links().values()] == [indexes["net2"]]
+    node.cni("macvlan", "DEL", configs["net2"], netns=pod, ifname="net2").succeeded()
+    assert not pod.view.links() and node.leases() == []
 
 
 def test_a_delete_leaves_a_link_that_is_not_ours(node: Node, pod: Pod) -> None:

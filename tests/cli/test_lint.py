@@ -497,6 +497,9 @@ WORDS = ["name", "type", "plugins", "cniVersion", "kind", "apiVersion", "spec", 
         max_leaves=25,
     )
 )
+@example(
+    {"cniVersion": "1.0.0", "name": "n", "type": "macvlan", "mtu": 1000, "ipam": {"ipRanges": 5, "addresses": True}}
+)
 def test_no_document_makes_the_lint_fail(document: Any) -> None:
     texts = {"a.conf": json.dumps(document), "b.yaml": yaml.safe_dump(document)}
     texts["c.yaml"] = HEAD + "spec:\n  config: " + json.dumps(texts["a.conf"]) + "\n"

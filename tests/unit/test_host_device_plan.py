@@ -190,5 +190,5 @@ def test_a_record_of_hardware_holds_a_sign_by_which_it_is_looked_for(then: dict[
     [(errno.ENETDOWN, "set the link below it up"), (errno.EIO, "see the kernel log for its driver")],
 )
 def test_a_device_that_cannot_be_set_up_is_told_with_the_remedy(number: int, remedy: str) -> None:
-    planned: Any = SimpleNamespace(device={"name": "eth0.5"})  # a VLAN is refused while its NIC is down
+    planned: Any = SimpleNamespace(device={"name": "eth0.5", "lower": 7})  # a VLAN is refused while its NIC is down
     assert moved.refused_up(planned, KernelError(number)).endswith(f": {os.strerror(number)}; {remedy}")

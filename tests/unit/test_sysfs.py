@@ -3,6 +3,7 @@
 import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -116,3 +117,8 @@ def test_an_unreadable_device_is_not_called_missing(root: str, call: str, monkey
     }[call]
     with pytest.raises(OSError, match="no memory"):
         ask()
+
+
+def test_a_host_name_that_is_not_utf_8_can_be_written_to_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename="n\udcff"))
+    assert node.host_name() == "n?"

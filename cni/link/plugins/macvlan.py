@@ -360,10 +360,13 @@ def status(config: MacvlanConfig, host: Rtnl, log: Log) -> Link | None:
         reason = _refused(device, config.mode, host, None)
         if reason:
             raise NotAvailable(_refusal(config.mode, master, reason))
-    _refuse_unfit(config, master, "")
-    upper = host.link(index=master.master_index) if master.master_index else None
-    if upper and upper.kind in TAKE_FRAMES:
-        raise NotAvailable(_belongs(master.name))
+        upper = host.link(index=device.master_index) if device.master_index else None
+        if upper and upper.kind in TAKE_FRAMES:
+            raise NotAvailable(_belongs(device.name))
+    try:
+        _refuse_unfit(config, master, "")
+    except InvalidConfig as fault:
+        raise NotAvailable(fault.msg, fault.details) from None
     if not master.up:
         raise LimitedConnectivity(_down(master))
     if not master.carrier:

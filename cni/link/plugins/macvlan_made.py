@@ -47,25 +47,22 @@ def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> MacvlanPlan | No
     return planned_on(config, request, master, "")
 
 
-def owns(planned: MacvlanPlan, link: Link) -> bool:
-    """Whether `link` was made by this plan, even if its name, MAC or MTU has been changed since.
-
-    A derived MAC identifies the link. A configured MAC does so only together with the name, since another attachment
-    may have the same. The name and the parent link (`planned.lower`) identify the link too.
-    """
-    if link.kind != "macvlan":
-        return False
-    named, has_mac = link.name == planned.name, link.mac == planned.mac
-    if link.name == planned.temporary or (has_mac and (named or planned.macIsDerived)):
-        return True
-    return named and link.lower_index == planned.lower
-
-
 def owned(planned: MacvlanPlan, links: Sequence[Link]) -> list[Link]:
-    """The plan's links among `links`. If the MAC or the temporary name shows one, the name alone shows no other: the pod
-    may have exchanged the names of two attachments."""
-    found = [link for link in links if owns(planned, link)]
-    return [link for link in found if planned.temporary == link.name or planned.mac == link.mac] or found
+    """The plan's links among `links`, even if name, MAC or MTU have changed since: those with the surest sign that any
+    link has, since a pod may exchange the names of two links, or give both the MAC of a bond.
+
+    The signs are, the surest first: the temporary name; MAC and parent link (`planned.lower`); a derived MAC, or MAC and
+    name; name and parent link. Another attachment may have a configured MAC too, but only over another parent link.
+    """
+    made = [link for link in links if link.kind == "macvlan"]
+    with_mac = [link for link in made if link.mac == planned.mac]
+    named = [link for link in made if link.name == planned.name]
+    return (
+        [link for link in made if link.name == planned.temporary]
+        or [link for link in with_mac if link.lower_index == planned.lower]
+        or [link for link in with_mac if planned.macIsDerived or link in named]
+        or [link for link in named if link.lower_index == planned.lower]
+    )
 
 
 def present(planned: MacvlanPlan, inside: Rtnl) -> Link | None:
@@ -75,10 +72,8 @@ def present(planned: MacvlanPlan, inside: Rtnl) -> Link | None:
 
 def recognises(planned: MacvlanPlan, inside: Rtnl) -> bool:
     """Whether `inside` certainly has the link of the plan, recognised by its temporary name or by its MAC."""
-    return any(
-        owns(planned, link) and (link.name == planned.temporary or planned.mac in ("", link.mac))
-        for link in inside.links()
-    )
+    found = owned(planned, inside.links())
+    return any(link.name == planned.temporary or planned.mac in ("", link.mac) for link in found)
 
 
 def remove(planned: MacvlanPlan, host: Rtnl, inside: Rtnl | None, log: Log) -> None:

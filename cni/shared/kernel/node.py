@@ -52,4 +52,5 @@ def machine_id() -> str:
 
 
 def host_name() -> str:
-    return os.uname().nodename
+    """The host's name; "?" stands for a byte that is not UTF-8."""
+    return os.uname().nodename.encode("utf-8", "replace").decode()

@@ -64,18 +64,24 @@ def permit(device: Link | None, pci: str) -> None:
 
 
 def available(
-    device: Link, pci: str, selected: str, links: Sequence[Link], host: Rtnl, advertised: bool = True
+    device: Link, pci: str, selected: str, links: Sequence[Link], host: Rtnl, mtu: int, advertised: bool = True
 ) -> Link:
-    """Return `device` if networks may take it. Raises NotAvailable when the node or another link needs the device,
-    InvalidConfig when the policy does not allow it. If `advertised` is False, a default route that a router has advertised on the device
-    does not count. `selected` has the key and the value that name the device, for the message."""
+    """Return `device` if networks may take it. Raises NotAvailable when each ADD would refuse the device or `mtu`, or the
+    device leaves the host; InvalidConfig when the policy does not allow it.
+
+    If `advertised` is False, a default route that a router has advertised on the device does not count. `selected` has
+    the key and the value that name the device, for the message.
+    """
     permit(device, pci)
-    reason = uplink.needed(device, links, host, advertised=advertised)
-    if reason:
-        raise NotAvailable(cut_off(selected, reason))
-    tied = hoststate.tied(device, links, host)
-    if tied:
-        raise NotAvailable(f"{selected} is refused: {tied}")
+    try:
+        reason = uplink.needed(device, links, host, advertised=advertised)
+        refuse_unfit(selected, device, reason, hoststate.tied(device, links, host), mtu)
+    except InvalidConfig as fault:
+        raise NotAvailable(fault.msg) from None
+    except KernelError as fault:
+        if fault.errno != errno.ENODEV:
+            raise
+        raise NotAvailable(f"{selected} has just left the host: another attachment may have taken it") from None
     return device
 
 
@@ -139,13 +145,13 @@ def _return_device(attachment: Attachment, record: dict[str, Any], host: Rtnl, r
     records.write(attachment, LINK, {**record, "link": {**record["link"], RETURNED: True}})
 
 
-def refuse_unfit(selected: str, device: Link, facts: MoveFacts, mtu: int) -> None:
-    """Raise InvalidConfig, with the reason, when `device` cannot be moved to a sandbox (pure). `selected` has the key
-    and the value that name the device. `mtu` is the configured MTU; 0 keeps the device's MTU."""
-    if facts.reason:
-        raise InvalidConfig(cut_off(selected, facts.reason))
-    if facts.tied:
-        raise InvalidConfig(f"{selected} is refused: {facts.tied}")
+def refuse_unfit(selected: str, device: Link, reason: str, tied: str, mtu: int) -> None:
+    """Raise InvalidConfig when `device` cannot be moved to a sandbox (pure). `reason` and `tied` are as in MoveFacts.
+    `selected` has the key and the value that name the device. `mtu` is the configured MTU; 0 keeps the device's MTU."""
+    if reason:
+        raise InvalidConfig(cut_off(selected, reason))
+    if tied:
+        raise InvalidConfig(f"{selected} is refused: {tied}")
     refuse_mtu(mtu, f'device "{device.name}"', device.min_mtu, device.max_mtu)
 
 
@@ -229,7 +235,7 @@ def _refused_move(planned: MovePlan, fault: KernelError) -> KernelRefused | TryA
 def refused_up(planned: MovePlan, fault: KernelError) -> str:
     """The error message for `fault`, the kernel's refusal to set the device up."""
     remedy = "see the kernel log for its driver"
-    if fault.errno == errno.ENETDOWN:  # a VLAN or the like
+    if fault.errno == errno.ENETDOWN and planned.device["lower"]:  # a VLAN or the like
         remedy = "set the link below it up"
     return f'device "{planned.device["name"]}" cannot be set up in the sandbox: {fault.strerror}; {remedy}'
 

@@ -160,7 +160,7 @@ def plan(config: HostDeviceConfig, request: Request, facts: HostDeviceFacts) -> 
             f"{selected} names no netdev of the host{driver}: correct the key, or load the device's network driver",
             f"netdevs of the host: {' '.join(facts.names)}",
         )
-    moved.refuse_unfit(selected, device, facts, config.mtu)
+    moved.refuse_unfit(selected, device, facts.reason, facts.tied, config.mtu)
     return MovePlan(
         {
             "name": request.attachment.ifname,
@@ -244,7 +244,7 @@ def status(config: HostDeviceConfig, host: Rtnl, log: Log) -> Link | None:
     links = host.links()
     device = devices.find(links, config.kind, config.value)
     if device:
-        return moved.available(device, pci, config.selected, links, host)
+        return moved.available(device, pci, config.selected, links, host, config.mtu)
     if not any(moved.holders(None, None, _is_meant(config), Records(log=log))):
         raise NotAvailable(f"{config.selected} names no netdev of the host: correct the key, or bring the device back")
     return None

@@ -208,7 +208,7 @@ def plan(config: SriovConfig, request: Request, facts: SriovFacts) -> SriovPlan:
     _refuse_unfit(config, selected, facts)
     function, device = facts.function, facts.device
     if device:
-        moved.refuse_unfit(selected, device, facts, config.mtu)
+        moved.refuse_unfit(selected, device, facts.reason, facts.tied, config.mtu)
     else:
         moved.refuse_mtu(config.mtu, selected)
     if function and config.mtu > function.pf.mtu:
@@ -348,4 +348,4 @@ def status(config: SriovConfig, host: Rtnl, log: Log) -> Link | None:
     if device is None:
         moved.permit(None, config.pci)
         return None
-    return moved.available(device, config.pci, f'deviceID "{config.pci}"', links, host, ADVERTISED)
+    return moved.available(device, config.pci, f'deviceID "{config.pci}"', links, host, config.mtu, ADVERTISED)
