@@ -51,17 +51,19 @@ def owned(planned: MacvlanPlan, links: Sequence[Link]) -> list[Link]:
     """The plan's links among `links`, even if name, MAC or MTU have changed since: those with the surest sign that any
     link has, since a pod may exchange the names of two links, or give both the MAC of a bond.
 
-    The signs are, the surest first: the temporary name; MAC and parent link (`planned.lower`); a derived MAC, or MAC and
-    name; name and parent link. Another attachment may have a configured MAC too, but only over another parent link.
+    A configured MAC shows a link of another name only while a link has the plan's name. Otherwise the ADD may have
+    failed because another attachment has this MAC.
     """
     made = [link for link in links if link.kind == "macvlan"]
-    with_mac = [link for link in made if link.mac == planned.mac]
+    over = [link for link in made if link.lower_index == planned.lower]
     named = [link for link in made if link.name == planned.name]
+    with_mac = [link for link in made if link.mac == planned.mac]
     return (
         [link for link in made if link.name == planned.temporary]
-        or [link for link in with_mac if link.lower_index == planned.lower]
+        or [link for link in over if link in named and link in with_mac]
+        or [link for link in over if link in with_mac and (planned.macIsDerived or named)]
         or [link for link in with_mac if planned.macIsDerived or link in named]
-        or [link for link in named if link.lower_index == planned.lower]
+        or [link for link in over if link in named]
     )
 
 
