@@ -1,5 +1,7 @@
 """cni/shared/kernel/files.py: small files that survive a crash; where a path leads, and opening that without following a link."""
 
+import builtins
+import io
 import os
 import stat
 import subprocess
@@ -131,3 +133,13 @@ def test_a_link_that_was_put_in_the_way_is_not_followed(tree: str, link: str) ->
         open_resolved(f"{tree}/a/{link}", os.O_RDWR | os.O_CREAT, 0o600)
     assert not Path(tree, "a/nowhere").exists()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_file_that_has_nothing_to_read_yet_is_an_error_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Busy(io.RawIOBase):
+        def read(self, size: int = -1) -> None:
+            """As a read that the kernel refuses with EAGAIN."""
+
+    monkeypatch.setattr(builtins, "open", lambda *_: Busy())
+    with pytest.raises(BlockingIOError, match="temporarily unavailable: '/proc/any'"):
+        read_whole("/proc/any")

@@ -9,6 +9,7 @@ from cni.link.plugins.macvlan import STANDS_FOR_ITS_LOWER, MacvlanConfig, Macvla
 from cni.shared.kernel.links import Link, Rtnl
 from cni.shared.kernel.netlink import KernelError
 from cni.shared.log import Log
+from cni.shared.records import LINK, Records
 from cni.shared.spec.errors import KernelRefused, Lingers
 from cni.shared.spec.request import Request
 
@@ -51,8 +52,8 @@ def owned(planned: MacvlanPlan, links: Sequence[Link]) -> list[Link]:
     """The plan's links among `links`, even if name, MAC or MTU have changed since: those with the surest sign that any
     link has, since a pod may exchange the names of two links, or give both the MAC of a bond.
 
-    A configured MAC shows a link of another name only while a link has the plan's name. Otherwise the ADD may have
-    failed because another attachment has this MAC.
+    A configured MAC shows a link of another name only if no other attachment has this MAC. Otherwise the ADD may have
+    failed for that reason, and the link is the other's.
     """
     made = [link for link in links if link.kind == "macvlan"]
     over = [link for link in made if link.lower_index == planned.lower]
@@ -61,10 +62,16 @@ def owned(planned: MacvlanPlan, links: Sequence[Link]) -> list[Link]:
     return (
         [link for link in made if link.name == planned.temporary]
         or [link for link in over if link in named and link in with_mac]
-        or [link for link in over if link in with_mac and (planned.macIsDerived or named)]
+        or [link for link in over if link in with_mac and (planned.macIsDerived or named or _alone_has(planned.mac))]
         or [link for link in with_mac if planned.macIsDerived or link in named]
         or [link for link in over if link in named]
     )
+
+
+def _alone_has(mac: str) -> bool:
+    """Whether at most one attachment on this node, that of the plan, has a macvlan with this MAC."""
+    having = [record for _, _, record in Records().all(LINK, mac) if record["link"].get("mac") == mac]
+    return len(having) <= 1
 
 
 def present(planned: MacvlanPlan, inside: Rtnl) -> Link | None:

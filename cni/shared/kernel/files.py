@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import stat
-from errno import EINVAL, ELOOP, ENOENT, ENOTDIR
+from errno import EAGAIN, EINVAL, ELOOP, ENOENT, ENOTDIR
 
 MOST_LINKS = 40  # as path_resolution(7)
 _CHUNK = 1 << 16
@@ -71,7 +71,10 @@ def temporary_of(name: str) -> str:
 
 def read_whole(path: str) -> bytes:
     with open(path, "rb", 0) as file:
-        return file.read()
+        data = file.read()
+    if data is None:
+        raise BlockingIOError(EAGAIN, os.strerror(EAGAIN), path)
+    return data
 
 
 def read_sysctl(name: str) -> str:
